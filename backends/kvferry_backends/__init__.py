@@ -1,0 +1,1 @@
+"""First-party transfer backends: one module a transport."""

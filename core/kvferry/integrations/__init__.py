@@ -1,0 +1,1 @@
+"""Host engines on top of kvferry."""

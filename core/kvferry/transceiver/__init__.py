@@ -1,0 +1,1 @@
+"""One session state machine, one wire protocol, and the runtimes that move the bytes."""

@@ -1,0 +1,1 @@
+"""First-party model plugins: one small module a model family."""

@@ -1,0 +1,144 @@
+"""Every error that kvferry raises on purpose.
+
+::
+
+    KvferryError
+    ├── ConfigError (also a ValueError)      the input is wrong: exit status 2
+    │   └── ResolutionError                  several at once, in .blockers
+    ├── PluginError
+    │   ├── PluginLoadError                  a required plugin is not there, or did not load
+    │   ├── PluginConflictError              two plugins of one rank disagree: .plugins
+    │   └── HookError                        a hook raised, or answered outside its vocabulary
+    ├── BackendUnavailableError              declared, but its library is not installed here
+    ├── HandshakeError                       two workers that cannot understand each other: .fields
+    ├── TransferError                        one hand-off failed: .request_id
+    │   ├── TransferTimeoutError             (also a TimeoutError) .state says where the time went
+    │   ├── TransferCancelledError
+    │   └── PeerLostError                    (also a ConnectionError) the peer's process or connection is gone
+    └── CacheFullError                       (also a MemoryError) no block left: .needed, .free, .total
+"""
+
+from collections.abc import Iterable, Sequence
+
+
+class KvferryError(Exception):
+    """Base of every error that kvferry raises on purpose; its message says what to do next."""
+
+
+class ConfigError(KvferryError, ValueError):
+    """The input is wrong.
+
+    Attributes:
+        setting: the dotted key that is to blame, or None where it is a file as a whole.
+    """
+
+    def __init__(self, message: str, *, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+class ResolutionError(ConfigError):
+    """Several blockers at once, in the order of the resolution's steps."""
+
+    def __init__(self, blockers: Sequence[KvferryError]) -> None:
+        lines = "\n".join(f"  {number}. {blocker}" for number, blocker in enumerate(blockers, 1))
+        super().__init__(f"{len(blockers)} settings cannot be resolved:\n{lines}")
+        self.blockers = tuple(blockers)
+
+
+class PluginError(KvferryError):
+    """Something about a plugin.
+
+    Attributes:
+        plugin: the plugin's name.
+        distribution: the distribution that brought it, or None.
+    """
+
+    def __init__(self, message: str, *, plugin: str | None = None, distribution: str | None = None) -> None:
+        super().__init__(message)
+        self.plugin = plugin
+        self.distribution = distribution
+
+
+class PluginLoadError(PluginError):
+    """A plugin that has to be active is not: unknown, disabled or failed."""
+
+
+class PluginConflictError(PluginError):
+    """Two plugins of one rank disagree."""
+
+    def __init__(self, message: str, *, plugins: Iterable[str]) -> None:
+        super().__init__(message)
+        self.plugins = tuple(sorted(plugins))
+
+
+class HookError(PluginError):
+    """A hook raised, or answered outside its vocabulary."""
+
+    def __init__(self, message: str, *, hook: str, plugin: str, distribution: str | None = None) -> None:
+        super().__init__(message, plugin=plugin, distribution=distribution)
+        self.hook = hook
+
+
+class BackendUnavailableError(KvferryError):
+    """A declared backend or runtime cannot be built here; the message says what to install."""
+
+
+class HandshakeError(KvferryError):
+    """The peer was refused.
+
+    Attributes:
+        fields: field → (our value, the peer's value), the fatal differences only.
+    """
+
+    def __init__(self, message: str, *, fields: dict[str, tuple[object, object]] | None = None) -> None:
+        super().__init__(message)
+        self.fields = dict(fields or {})
+
+
+class TransferError(KvferryError):
+    """One hand-off failed; the worker goes on.
+
+    Attributes:
+        request_id: the request, as its engine knows it.
+    """
+
+    def __init__(self, message: str, *, request_id: int | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+class TransferTimeoutError(TransferError, TimeoutError):
+    """A clock ran out.
+
+    Attributes:
+        state: the session state in which the time went.
+    """
+
+    def __init__(self, message: str, *, request_id: int | None = None, state: str = "") -> None:
+        super().__init__(message, request_id=request_id)
+        self.state = state
+
+
+class TransferCancelledError(TransferError):
+    """Somebody cancelled the request, here or at the peer."""
+
+
+class PeerLostError(TransferError, ConnectionError):
+    """The peer's process or its connection is gone."""
+
+
+class CacheFullError(KvferryError, MemoryError):
+    """No block left; nothing was changed.
+
+    Attributes:
+        needed: blocks that the call needed.
+        free: blocks that it could have had (free, or cached and evictable).
+        total: blocks of the pool.
+    """
+
+    def __init__(self, message: str, *, needed: int, free: int, total: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.free = free
+        self.total = total

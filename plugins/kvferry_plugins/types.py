@@ -1,0 +1,305 @@
+"""The frozen values that cross the border between core and plugins."""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from kvferry_plugins.kv_cache import KVCacheManager
+    from kvferry_plugins.transceiver import TransferAgent
+
+RuntimeName = Literal["PYTHON", "CPP"]
+"""Which implementation of the transceiver runs."""
+
+Source = Literal["user", "environment", "model", "default", "fallback"]
+"""Who decided: ``default`` = nobody asked; ``fallback`` = ``auto`` looked for a model's wish and took none."""
+
+
+class Role(enum.StrEnum):
+    """The side a worker serves."""
+
+    CONTEXT = "context"
+    GENERATION = "generation"
+
+
+class ScheduleStyle(enum.StrEnum):
+    """Which worker hears of a request first."""
+
+    CONTEXT_FIRST = "context_first"
+    GENERATION_FIRST = "generation_first"
+
+
+# --- declarations: pure data, asked while resolving -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSupport:
+    """What a backend can do under one runtime."""
+
+    needs_finite_timeout: bool = False
+    managers: frozenset[str] | None = None
+    """Names of the managers that it can drive; None = all."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferBackend:
+    """A transport, as its plugin declares it."""
+
+    name: str
+    """Upper case: ``NIXL``, ``UCX``, …"""
+    runtimes: Mapping[str, RuntimeSupport]
+    """Runtime name → what is supported under it."""
+    probe: str
+    """``module:function``, run in a subprocess by ``doctor``; returns a mapping of findings."""
+    requires: tuple[str, ...] = ()
+    """Top-level modules that must be installed; looked up, never imported, to tell whether it is available."""
+    install: str = ""
+    """The command that installs what is missing."""
+    deprecated: str | None = None
+    """Why not to use it any more; said as a warning at creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransceiverRuntime:
+    """An implementation of the transceiver, as its plugin declares it."""
+
+    name: str
+    class_name: str
+    """What the log calls it: ``Using KvCacheTransceiverV2``."""
+    managers: frozenset[str] | None = None
+    """Managers that it can drive; None = all."""
+    pipelining: bool = False
+    schedule_styles: frozenset[ScheduleStyle] = frozenset({ScheduleStyle.CONTEXT_FIRST})
+    inflight_cancellation: bool = False
+    timing: bool = False
+    requires: tuple[str, ...] = ()
+    install: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerKind:
+    """A KV-cache manager, as its plugin declares it."""
+
+    name: str
+    """``V1``, ``V2``, or a plugin's own."""
+    class_name: str
+    layer_groups: bool = False
+    """Whether layers of different life cycles get pools of their own."""
+    requires: tuple[str, ...] = ()
+    install: str = ""
+
+
+# --- decisions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A value that lost, or was not asked; ``reason`` says why."""
+
+    value: Any
+    source: Source
+    by: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How one setting got its value, written before anything was changed."""
+
+    setting: str
+    """Dotted key."""
+    requested: Any
+    value: Any
+    """What the setting holds afterwards."""
+    source: Source
+    by: str | None
+    """The plugin, variable or file that decided."""
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Providers:
+    """The plugins that ``build`` will ask; None where there is nothing to build."""
+
+    backend: str | None
+    runtime: str | None
+    manager: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What ``resolve`` returns: the effective configuration and every decision that led to it."""
+
+    architecture: str | None
+    execution_architecture: str | None
+    decisions: tuple[Decision, ...]
+    effective: Mapping[str, Any]
+    """The whole engine configuration as plain values, immutable; nested sections are mappings."""
+    manager: str
+    """Name of the manager kind: ``V1``, ``V2``, …"""
+    backend: str | None
+    """The effective backend; None = no transceiver."""
+    runtime: str | None
+    """What the transceiver really runs on; None = no transceiver."""
+    providers: Providers
+    warnings: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    """The lines that ``build`` logs once each, at INFO."""
+
+    def decision(self, setting: str) -> Decision:
+        """The decision about one dotted key. Raises KeyError."""
+        for decision in self.decisions:
+            if decision.setting == setting:
+                return decision
+        raise KeyError(setting)
+
+
+# --- specifications: what a maker is handed ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGeometry:
+    """The derived shape of a model's KV cache, on one rank."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    """torch's name without the module: ``float32``, ``bfloat16``, …"""
+    windows: tuple[int | None, ...]
+    """Sliding window in tokens a layer, or None for full attention; ``num_layers`` long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerSpec:
+    """What ``create_kv_cache_manager`` builds from."""
+
+    kind: str
+    geometry: ModelGeometry
+    tokens_per_block: int
+    max_tokens: int | None
+    """Capacity in tokens; None = take ``free_memory_fraction`` of what the device has free."""
+    free_memory_fraction: float
+    enable_block_reuse: bool
+    device: str
+    """``cpu`` or ``cuda:N``."""
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """The effective ``kv_cache_config``, for what a plugin's own manager needs beyond the above."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """What ``create_transfer_agent`` builds from."""
+
+    backend: str
+    name: str
+    """Unique among the peers: instance and rank."""
+    device: str
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A configured peer beyond loopback."""
+
+    endpoint: str
+    """``tcp://HOST:PORT``."""
+    public_key: str
+    """Its CURVE key, Z85, 40 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransceiverSpec:
+    """What ``create_transceiver`` builds from."""
+
+    role: Role
+    runtime: str
+    backend: str
+    manager: "KVCacheManager"
+    create_agent: "Callable[[AgentSpec], TransferAgent]"
+    """Asks the plan's backend provider, naming it in every error."""
+    model: Mapping[str, str]
+    """Identity of the model for the handshake: ``config`` and ``weights`` digests, ``architecture``."""
+    config: Mapping[str, Any]
+    """The effective ``cache_transceiver_config``."""
+    plugins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Active model and backend plugins: name → distribution and version."""
+    peers: tuple[Peer, ...] = ()
+    bind: str = "tcp://127.0.0.1:0"
+    """Where the control socket listens; port 0 = any free one."""
+    device: str = "cpu"
+    on_event: "Callable[[TransferEvent], None] | None" = None
+    """Told the end of every transfer, off the transfer loop."""
+
+
+# --- requests and their outcomes --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggregatedParams:
+    """What travels from the context worker through the router to the generation worker, as in TensorRT-LLM.
+
+    ``opaque_state`` is ours: instance, incarnation, token and sampler state; a router carries it unread.
+    """
+
+    request_type: Literal["context_only", "generation_only", "context_and_generation"]
+    first_gen_tokens: tuple[int, ...] = ()
+    ctx_request_id: int | None = None
+    opaque_state: bytes | None = None
+    draft_tokens: tuple[int, ...] = ()
+    disagg_request_id: int | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | None = None
+    schedule_style: ScheduleStyle = ScheduleStyle.CONTEXT_FIRST
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRequest:
+    """One request, as an engine hands it to its transceiver."""
+
+    request_id: int
+    """This engine's own id, ≥ 0: the key of its blocks in the manager."""
+    prompt_token_ids: tuple[int, ...]
+    cached_tokens: int = 0
+    """Generation: leading tokens whose KV is here already; a multiple of the block size."""
+    params: DisaggregatedParams | None = None
+    """Generation: as received from the context worker."""
+    attempt: int = 0
+    """Grows when the same request is fetched again."""
+
+
+Outcome = Literal["completed", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEvent:
+    """The end of one transfer, for ``transfer_finished`` and for whoever prints a table."""
+
+    request_id: int
+    role: Role
+    outcome: Outcome
+    peer: str
+    """Instance of the peer, or its endpoint if there was no handshake."""
+    nbytes: int
+    """Bytes that travelled (0 where the whole prefix was there)."""
+    blocks: int
+    admission_seconds: float
+    """From the request's start here to POSTING."""
+    transfer_seconds: float
+    """From POSTING to the end."""
+    error: Exception | None = None
+    """What ``request_and_receive_sync`` would raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStatus:
+    """Request ids that ended since the last call; each id once ever."""
+
+    completed: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    events: tuple[TransferEvent, ...] = ()
+    """The same requests with cause and figures."""
