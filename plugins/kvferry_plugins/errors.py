@@ -11,7 +11,7 @@
     │   └── HookError                        a hook raised, or answered outside its vocabulary
     ├── BackendUnavailableError              declared, but its library is not installed here
     ├── HandshakeError                       two workers that cannot understand each other: .fields
-    ├── TransferError                        one hand-off failed: .request_id
+    ├── TransferError                        one hand-off failed: .request_id, .field
     │   ├── TransferTimeoutError             (also a TimeoutError) .state says where the time went
     │   ├── TransferCancelledError
     │   └── PeerLostError                    (also a ConnectionError) the peer's process or connection is gone
@@ -101,11 +101,13 @@ class TransferError(KvferryError):
 
     Attributes:
         request_id: the request, as its engine knows it.
+        field: the parameter that is to blame, where it is one.
     """
 
-    def __init__(self, message: str, *, request_id: int | None = None) -> None:
+    def __init__(self, message: str, *, request_id: int | None = None, field: str | None = None) -> None:
         super().__init__(message)
         self.request_id = request_id
+        self.field = field
 
 
 class TransferTimeoutError(TransferError, TimeoutError):

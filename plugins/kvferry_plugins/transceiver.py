@@ -54,6 +54,9 @@ class Completion:
 class TransferAgent(ABC):
     """One-sided writes into a peer's registered memory. One thread calls all of it; nothing blocks."""
 
+    library: str = ""
+    """The transport's library and version, as compared in the handshake: ``nixl 1.5.1``."""
+
     @abstractmethod
     def register(self, regions: Sequence[Region]) -> RegistrationId:
         """Make memory reachable; before ``local_descriptor`` is asked."""
