@@ -1,0 +1,251 @@
+"""The one typed door through which every hook is asked; nothing else touches pluggy's hook relay."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
+
+import pluggy
+
+from kvferry.registry.answers import Answer
+from kvferry.registry.freezing import freeze
+from kvferry.registry.observers import Observer, ObserverCounts
+from kvferry.registry.records import PluginRecord, describe_inactive
+from kvferry_plugins.errors import HookError, KvferryError, PluginLoadError
+from kvferry_plugins.kv_cache import KVCacheManager
+from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
+from kvferry_plugins.types import (
+    AgentSpec,
+    ManagerKind,
+    ManagerSpec,
+    Plan,
+    TransceiverRuntime,
+    TransceiverSpec,
+    TransferBackend,
+    TransferEvent,
+)
+
+T = TypeVar("T")
+
+MODEL_HOOKS = ("model_defaults", "preferred_transceiver_runtime")
+BACKEND_HOOK = "transfer_backends"
+
+Declaration = TransferBackend | TransceiverRuntime | ManagerKind
+_DECLARED: tuple[tuple[str, type[Declaration]], ...] = (
+    ("transfer_backends", TransferBackend),
+    ("transceiver_runtimes", TransceiverRuntime),
+    ("kv_cache_managers", ManagerKind),
+)
+
+
+class Registry:
+    """Which plugins there are, and their answers, sorted by plugin name.
+
+    Attributes:
+        prefer: architecture or backend → plugin, from all layers of toggles.
+        warnings: what went wrong without stopping anything, one line each.
+    """
+
+    def __init__(
+        self,
+        manager: pluggy.PluginManager,
+        records: Iterable[PluginRecord],
+        *,
+        prefer: Mapping[str, str] | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        self._manager = manager
+        self._records = {record.name: record for record in sorted(records, key=lambda record: record.name)}
+        self._observers: dict[str, Observer] = {}
+        self.prefer: Mapping[str, str] = MappingProxyType(dict(prefer or {}))
+        self.warnings = tuple(warnings)
+
+    def records(self) -> tuple[PluginRecord, ...]:
+        """All plugins, whatever their state, sorted by name."""
+        return tuple(self._records.values())
+
+    def record(self, name: str) -> PluginRecord | None:
+        """The plugin of that name, or None."""
+        return self._records.get(name)
+
+    def inactive(self) -> tuple[str, ...]:
+        """Quote every plugin that is not active, with why, for an error that misses something."""
+        return describe_inactive(self.records())
+
+    def plugin_set(self) -> dict[str, str]:
+        """Active plugins that decide about models or bring backends: name → distribution and version."""
+        deciding = {*MODEL_HOOKS, BACKEND_HOOK}
+        return {
+            record.name: record.printed_distribution
+            for record in self.records()
+            if record.is_active and deciding.intersection(record.hooks)
+        }
+
+    # --- facts about models ---------------------------------------------------------------------------------
+
+    def preferred_transceiver_runtime(
+        self, architecture: str, pretrained_config: Mapping[str, Any] | None
+    ) -> list[Answer[Any]]:
+        """Every opinion about the runtime; the values are not checked. Raises HookError."""
+        return self._opinions(
+            "preferred_transceiver_runtime", architecture=architecture, pretrained_config=freeze(pretrained_config)
+        )
+
+    def model_defaults(
+        self,
+        architecture: str,
+        pretrained_config: Mapping[str, Any] | None,
+        engine_args: Mapping[str, Any] | None,
+    ) -> list[Answer[Any]]:
+        """Every model's defaults; the values are not checked. Raises HookError."""
+        return self._opinions(
+            "model_defaults",
+            architecture=architecture,
+            pretrained_config=freeze(pretrained_config),
+            engine_args=freeze(engine_args),
+        )
+
+    # --- declarations ---------------------------------------------------------------------------------------
+
+    def transfer_backends(self) -> list[Answer[TransferBackend]]:
+        """Every declared backend. Raises HookError."""
+        return self._declared("transfer_backends", TransferBackend)
+
+    def transceiver_runtimes(self) -> list[Answer[TransceiverRuntime]]:
+        """Every declared runtime. Raises HookError."""
+        return self._declared("transceiver_runtimes", TransceiverRuntime)
+
+    def kv_cache_managers(self) -> list[Answer[ManagerKind]]:
+        """Every declared kind of manager. Raises HookError."""
+        return self._declared("kv_cache_managers", ManagerKind)
+
+    def declarations_of(self, plugin: str) -> tuple[Declaration, ...]:
+        """What one plugin declares; a hook that raises declares nothing here (it is a HookError when asked)."""
+        return tuple(value for hook, kind in _DECLARED for value in self._quietly(hook, kind, plugin))
+
+    # --- makers ---------------------------------------------------------------------------------------------
+
+    def create_transceiver(self, plugin: str, spec: TransceiverSpec) -> KvCacheTransceiver:
+        """Ask that one plugin. Raises HookError, or the KvferryError that it raised."""
+        return cast("KvCacheTransceiver", self._make("create_transceiver", plugin, spec))
+
+    def create_transfer_agent(self, plugin: str, spec: AgentSpec) -> TransferAgent:
+        """Ask that one plugin. Raises HookError, or the KvferryError that it raised."""
+        return cast("TransferAgent", self._make("create_transfer_agent", plugin, spec))
+
+    def create_kv_cache_manager(self, plugin: str, spec: ManagerSpec) -> KVCacheManager:
+        """Ask that one plugin. Raises HookError, or the KvferryError that it raised."""
+        return cast("KVCacheManager", self._make("create_kv_cache_manager", plugin, spec))
+
+    # --- observers ------------------------------------------------------------------------------------------
+
+    def plan_resolved(self, plan: Plan) -> None:
+        """Tell every observer, on threads of their own; returns at once."""
+        self._tell("plan_resolved", plan=plan)
+
+    def transfer_finished(self, event: TransferEvent) -> None:
+        """Tell every observer, on threads of their own; returns at once."""
+        self._tell("transfer_finished", event=event)
+
+    def observer_counts(self) -> dict[str, ObserverCounts]:
+        """What became of the news, a plugin."""
+        return {name: observer.counts for name, observer in sorted(self._observers.items())}
+
+    def drain_observers(self, timeout: float = 1.0) -> bool:
+        """Wait at most ``timeout`` seconds until observers were told everything; False if one is behind."""
+        deadline = time.monotonic() + timeout
+        return all(observer.drain(deadline) for observer in list(self._observers.values()))
+
+    # --- the relay ------------------------------------------------------------------------------------------
+
+    def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
+        caller = getattr(self._manager.hook, hook)
+        return sorted(caller.get_hookimpls(), key=lambda implementation: implementation.plugin_name)
+
+    def _opinions(self, hook: str, **arguments: Any) -> list[Answer[Any]]:
+        answers = (self._ask(implementation, hook, arguments) for implementation in self._implementations(hook))
+        return [answer for answer in answers if answer.value is not None]
+
+    def _declared(self, hook: str, kind: type[T]) -> list[Answer[T]]:
+        return [answer for each in self._implementations(hook) for answer in self._declared_by(each, hook, kind)]
+
+    def _declared_by(self, implementation: pluggy.HookImpl, hook: str, kind: type[T]) -> list[Answer[T]]:
+        answer = self._ask(implementation, hook, {}, collect=_as_tuple)
+        for value in answer.value:
+            if not isinstance(value, kind):
+                raise self._error(hook, answer.plugin, f"answered {value!r}, which is no {kind.__name__}")
+        return [Answer(answer.plugin, answer.distribution, answer.rank, value) for value in answer.value]
+
+    def _quietly(self, hook: str, kind: type[T], plugin: str) -> list[T]:
+        try:
+            return [answer.value for each in self._of(plugin, hook) for answer in self._declared_by(each, hook, kind)]
+        except HookError:
+            return []
+
+    def _of(self, plugin: str, hook: str) -> list[pluggy.HookImpl]:
+        return [each for each in self._implementations(hook) if each.plugin_name == plugin]
+
+    def _ask(
+        self,
+        implementation: pluggy.HookImpl,
+        hook: str,
+        arguments: Mapping[str, Any],
+        collect: Callable[[Any], Any] = lambda value: value,
+    ) -> Answer[Any]:
+        record = self._records[implementation.plugin_name]
+        try:
+            value = collect(_call(implementation, arguments))
+        except (Exception, SystemExit) as error:
+            raise self._error(hook, record.name, f"raised {type(error).__name__}: {error}") from error
+        return Answer(record.name, record.printed_distribution, record.rank, value)
+
+    def _make(self, hook: str, plugin: str, spec: object) -> object:
+        implementation = self._maker(hook, plugin)
+        try:
+            made = _call(implementation, {"spec": spec})
+        except KvferryError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._error(hook, plugin, f"raised {type(error).__name__}: {error}") from error
+        if made is None:
+            raise self._error(hook, plugin, "returned None, though the plan names this plugin for it")
+        return made
+
+    def _maker(self, hook: str, plugin: str) -> pluggy.HookImpl:
+        record = self._records.get(plugin)
+        if record is None:
+            raise PluginLoadError(f"plugin {plugin!r}, asked for {hook}, is not in this registry", plugin=plugin)
+        if not record.is_active:
+            raise PluginLoadError(
+                f"plugin {plugin!r} is asked for {hook}, but {record.describe()}",
+                plugin=plugin,
+                distribution=record.printed_distribution,
+            )
+        for implementation in self._of(plugin, hook):
+            return implementation
+        raise self._error(hook, plugin, "is not implemented, though the plan names this plugin for it")
+
+    def _tell(self, hook: str, **arguments: Any) -> None:
+        for implementation in self._implementations(hook):
+            record = self._records[implementation.plugin_name]
+            observer = self._observers.setdefault(record.name, Observer(record.name, record.printed_distribution))
+            observer.tell(lambda implementation=implementation: _call(implementation, arguments))  # type: ignore[misc]
+
+    def _error(self, hook: str, plugin: str, what: str) -> HookError:
+        distribution = self._records[plugin].printed_distribution
+        message = (
+            f"plugin {plugin!r} ({distribution}): its hook {hook} {what}; "
+            f"mend the plugin, or leave it out with -p no:{plugin}"
+        )
+        return HookError(message, hook=hook, plugin=plugin, distribution=distribution)
+
+
+def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+    taken = [arguments[name] for name in implementation.argnames]
+    # pluggy leaves an argument that has a default out; "any subset, by name" includes those.
+    optional = {name: arguments[name] for name in implementation.kwargnames if name in arguments}
+    return implementation.function(*taken, **optional)
+
+
+def _as_tuple(value: Iterable[T] | None) -> tuple[T, ...]:
+    return () if value is None else tuple(value)
