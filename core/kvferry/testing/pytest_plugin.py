@@ -1,11 +1,12 @@
 """The pytest plugin: fixtures for harnesses; imports nothing of kvferry until one is used."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvferry.registry.door import Registry
 
 
