@@ -4,11 +4,11 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import pluggy
 
+from kvferry.registry.names import nearest
 from kvferry_plugins import PROJECT_NAME, spec
 
 
@@ -118,15 +118,6 @@ def _unknown_argument(hook: str, argument: str, known: Iterable[str]) -> str:
     if not names:
         return f"hook {hook!r} takes no argument, and this implementation takes {argument!r}"
     return f"hook {hook!r} has no argument {argument!r}; {nearest(argument, names)}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the nearest right name, or list them all."""
-    names = tuple(known)
-    match = get_close_matches(name, names, n=1)
-    if match:
-        return f"did you mean {match[0]!r}?"
-    return f"there are {', '.join(names)}" if names else "there is none"
 
 
 def _describe(plugin: object) -> str:

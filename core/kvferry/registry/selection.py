@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kvferry.registry.discovery import Entry, normalise
+from kvferry.registry.names import nearest
 from kvferry.registry.records import INJECTED, RANK_OF_ORIGIN, Origin, PluginRecord, State
-from kvferry.registry.registration import nearest
 from kvferry.registry.toggles import Layer, Toggles
 from kvferry_plugins.errors import ConfigError
 
@@ -37,6 +37,25 @@ def select(entries: Iterable[Entry], toggles: Toggles, *, is_importable: Callabl
     for layer in toggles.layers:
         selector.apply(layer)
     return selector.selection()
+
+
+def find_record(records: Iterable[PluginRecord], name: str) -> PluginRecord:
+    """Find a plugin by its name or as ``distribution:name``. Raises ConfigError."""
+    by_name = {record.name: record for record in records}
+    distribution, _, plain = name.rpartition(":")
+    qualified = f"{normalise(distribution)}:{plain}"
+    for record in by_name.values():
+        if name == record.name or qualified == qualified_name(record):
+            return record
+    contenders = [repr(each) for each in by_name if each.endswith(f":{name}")]
+    if contenders:
+        raise ConfigError(f"{name!r} is claimed by {len(contenders)} distributions; write {' or '.join(contenders)}")
+    raise ConfigError(f"there is no plugin {name!r}; {nearest(name, by_name)}")
+
+
+def qualified_name(record: PluginRecord) -> str:
+    """``distribution:name``, which only one plugin has."""
+    return f"{normalise(record.distribution)}:{record.name.rpartition(':')[2]}"
 
 
 class _Selector:

@@ -1,0 +1,56 @@
+"""The group ``kvferry``: its verbs, each imported only when it is run."""
+
+import importlib
+import importlib.util
+
+import click
+
+VERBS = {
+    "bench": ("kvferry.cli.bench:bench", "Measure our transceiver against the raw transport."),
+    "demo": ("kvferry.cli.demo:demo", "Prefill in one process, decode in another, and compare."),
+    "explain": ("kvferry.cli.explain:explain", "Say which manager and transceiver a configuration gets, and why."),
+    "plugins": ("kvferry.cli.plugins:plugins", "List, inspect, enable and disable plugins."),
+    "worker": ("kvferry.cli.worker:worker", "Serve the context or the generation side over HTTP."),
+}
+"""Verb → where it is, and its line in the help."""
+
+
+class LazyGroup(click.Group):
+    """A group whose help needs none of its verbs' modules."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the verbs."""
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name][0].partition(":")
+        if importlib.util.find_spec(module) is None:
+            raise click.ClickException(f"this installation of kvferry has no verb {cmd_name!r}")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs' lines."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, line) for verb, (_, line) in sorted(VERBS.items())])
+
+
+def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from importlib_metadata import version
+
+        click.echo(f"kvferry {version('kvferry')}")
+        context.exit()
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
+def main(debug: bool) -> None:
+    """Decide which KV-cache manager and transceiver a deployment gets, say why, and ferry the cache.
+
+    Exit status: 0 = fine, 1 = a check failed, 2 = the input is wrong.
+    """

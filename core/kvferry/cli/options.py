@@ -1,0 +1,69 @@
+"""The options that decide about plugins, the same for every verb, and the registry that they lead to."""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from kvferry.registry.door import Registry
+    from kvferry.registry.toggles import Toggles
+
+
+def plugin_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--config``, ``-p`` and ``--strict-plugins``, which arrive as ``config`` (a path) and ``toggles``.
+
+    ``toggles`` holds every layer: files, the configuration's ``plugins`` section, the environment and the flags.
+    """
+
+    @click.option("--config", type=click.Path(path_type=Path), help="The engine configuration, a YAML file.")
+    @click.option(
+        "-p",
+        "--plugin",
+        "flags",
+        multiple=True,
+        metavar="NAME",
+        help="Use a plugin, installed or a module (module:NAME); no:NAME leaves one out. Repeatable.",
+    )
+    @click.option("--strict-plugins", is_flag=True, help="Any plugin that fails is fatal.")
+    @functools.wraps(function)
+    def with_toggles(
+        *args: Any, config: Path | None, flags: tuple[str, ...], strict_plugins: bool, **kwargs: Any
+    ) -> Any:
+        toggles = make_toggles(config, flags, strict=strict_plugins)
+        return function(*args, config=config, toggles=toggles, **kwargs)
+
+    return with_toggles
+
+
+def make_toggles(config: Path | None, flags: tuple[str, ...] = (), *, strict: bool = False) -> "Toggles":
+    """Collect every layer of toggles for this process. Raises ConfigError."""
+    from kvferry.registry.toggle_files import read_toggles
+
+    return read_toggles(
+        environ=os.environ,
+        folder=Path.cwd(),
+        flags=flags,
+        config=_plugins_section(config) if config else None,
+        config_name=str(config),
+        strict=strict,
+    )
+
+
+def open_registry(toggles: "Toggles") -> "Registry":
+    """Load the plugins and remember how they came out, for ``plugins list``. Raises ConfigError, PluginLoadError."""
+    from kvferry.registry.load import load_registry
+    from kvferry.registry.state_file import record_states, state_file
+
+    registry = load_registry(toggles=toggles)
+    record_states(state_file(os.environ), registry.records())
+    return registry
+
+
+def _plugins_section(config: Path) -> dict[str, Any]:
+    from kvferry.config.loading import load_engine_args
+
+    return load_engine_args(config).plugins.model_dump(exclude_unset=True)

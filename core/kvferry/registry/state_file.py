@@ -1,0 +1,76 @@
+"""Remembers how every plugin was when it was last loaded; best effort, and never in the way."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvferry.registry.records import Origin, PluginRecord, State
+from kvferry.registry.toggle_files import xdg_folder
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LastState:
+    """What a command that loaded the plugin saw."""
+
+    state: str
+    date: str
+    """ISO 8601, UTC."""
+    distribution: str
+    """As printed, with its version then."""
+    reason: str | None = None
+
+
+def state_file(environ: Mapping[str, str]) -> Path:
+    """Where states are kept: ``$XDG_STATE_HOME/kvferry/plugins.json``."""
+    return xdg_folder(environ, "XDG_STATE_HOME", ".local/state") / "plugins.json"
+
+
+def last_states(path: Path, environment: str = sys.prefix) -> dict[str, LastState]:
+    """Read what was recorded in this Python environment; empty where nothing can be read."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        return {name: LastState(**state) for name, state in _read(path).get(environment, {}).items()}
+    return {}
+
+
+def record_states(path: Path, records: Iterable[PluginRecord], environment: str = sys.prefix) -> None:
+    """Add the states of the plugins that were loaded; a file that cannot be written is no matter."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    states = {
+        record.name: {
+            "state": str(record.state),
+            "date": date,
+            "distribution": record.printed_distribution,
+            "reason": record.reason,
+        }
+        for record in records
+        if record.origin is not Origin.INJECTED and record.state not in (State.DISCOVERED, State.DISABLED)
+    }
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        _write(path, environment, states)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    environments: dict[str, Any] = document["environments"] if document.get("schema") == _SCHEMA else {}
+    return environments
+
+
+def _write(path: Path, environment: str, states: Mapping[str, Any]) -> None:
+    environments: dict[str, Any] = {}
+    with suppress(OSError, ValueError, KeyError, AttributeError):
+        environments = _read(path)
+    environments[environment] = {**environments.get(environment, {}), **states}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"schema": _SCHEMA, "environments": environments}, indent=1, sort_keys=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, path)

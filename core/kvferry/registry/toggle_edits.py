@@ -1,0 +1,64 @@
+"""Writes one plugin into, or out of, a ``kvferry.toml``, keeping the rest of the file as it is."""
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from kvferry.registry.toggle_files import parse_layer, read_toml
+from kvferry_plugins.errors import ConfigError
+
+
+def set_toggle(path: Path, spellings: Sequence[str], *, enabled: bool | None) -> None:
+    """Disable a plugin (False), enable it by name (True), or only stop disabling it (None).
+
+    Args:
+        path: the file; made if it does not exist.
+        spellings: all names of the plugin; the first one is written.
+        enabled: what the file says afterwards.
+
+    Raises:
+        ConfigError: the file holds something else than toggles, or cannot be written.
+    """
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if before:
+        parse_layer(read_toml(path).get("plugins", {}), str(path))
+    document = tomlkit.parse(before)
+    section: Any = document.setdefault("plugins", tomlkit.table())
+    for key in ("enable", "disable"):
+        _remove(section, key, spellings)
+    if enabled is not None:
+        _add(section, "enable" if enabled else "disable", spellings[0])
+    after = tomlkit.dumps(document)
+    if after != before:
+        _write(path, after)
+
+
+def _remove(section: Any, key: str, spellings: Iterable[str]) -> None:
+    names = section.get(key, [])
+    for index in reversed(range(len(names))):
+        if str(names[index]).strip() in spellings:
+            del names[index]
+    if key in section and not names:
+        del section[key]
+
+
+def _add(section: Any, key: str, name: str) -> None:
+    if key not in section:
+        section[key] = tomlkit.array()
+    section[key].append(name)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target = path.resolve()
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(file.name, target.stat().st_mode & 0o777 if target.exists() else 0o644)
+        os.replace(file.name, target)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}; choose --user or --project") from error
