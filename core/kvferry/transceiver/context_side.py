@@ -1,0 +1,380 @@
+"""The context worker's half of the protocol: which request a TABLE may have, and when its blocks are free again.
+
+::
+
+    ADMITTED --prefill--> WAITING --TABLE--> POSTING --complete at target--> DELIVERED --acknowledged--> COMPLETED
+       any of them ----> FAILED | CANCELLED        (source blocks stay in the ledger while anything is posted)
+"""
+
+import hmac
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from kvferry.transceiver.channel import Address
+from kvferry.transceiver.delivery import Deliveries
+from kvferry.transceiver.ledger import Entry
+from kvferry.transceiver.links import Link, Links, LinkState
+from kvferry.transceiver.sends import Delivery, Send, SendState, Tombstone
+from kvferry.transceiver.shared import Shared
+from kvferry.transceiver.tables import TableError, read_tables
+from kvferry.transceiver.wire import Cancel, Cancelled, Done, Failed, Key, Posting, Refuse, Table
+from kvferry_plugins.errors import (
+    KvferryError,
+    PeerLostError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+)
+from kvferry_plugins.layout import BlockIds
+from kvferry_plugins.transceiver import Completion
+from kvferry_plugins.types import Outcome, Role, TransferEvent
+
+TOMBSTONES = 4096
+HELD_TABLES = 1024
+
+
+class ContextSide:
+    """All sends of one transceiver."""
+
+    def __init__(self, shared: Shared, links: Links) -> None:
+        self._shared = shared
+        self._links = links
+        self._sends: dict[int, Send] = {}
+        self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
+        self._held: OrderedDict[int, tuple[Link, Table, float]] = OrderedDict()
+        """TABLEs that came before their request (generation-first), by request."""
+        self._deliveries = Deliveries(shared)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a write is posted."""
+        return self._deliveries.in_flight
+
+    # --- what the engine asks ------------------------------------------------------------------------------------
+
+    def admit(self, send: Send) -> None:
+        """Learn of a request, before its prefill or at its end."""
+        if send.request_id in self._sends:
+            return
+        self._sends[send.request_id] = send
+        held = self._held.pop(send.request_id, None)
+        if held is not None:
+            link, table, _ = held
+            self.on_table(link.address, table)
+
+    def respond(self, request_id: int, computed_tokens: int, tables: tuple[BlockIds, ...], entry: Entry) -> None:
+        """The KV of the prompt's first tokens is complete."""
+        send = self._sends.get(request_id)
+        if send is None or send.final:
+            self._shared.ledger.release(entry, reason="request over before its prefill")
+            return
+        if send.entry is None:
+            send.entry, send.tables = entry, tables
+        else:
+            self._shared.ledger.release(entry, reason="held already")
+        send.computed_tokens = max(send.computed_tokens, computed_tokens)
+        if send.state is SendState.ADMITTED:
+            send.state = SendState.WAITING
+        if computed_tokens >= send.prompt_tokens:
+            send.lease_end = min(send.lease_end, self._shared.now() + self._shared.clocks.admission)
+        self._advance(send)
+
+    def cancel(self, request_id: int) -> None:
+        """End a send from this side."""
+        send = self._sends.get(request_id)
+        if send is not None and not send.final:
+            error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
+            self._settle(send, SendState.CANCELLED, error)
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def on_table(self, address: Address, table: Table) -> None:
+        """A generation worker wants a request's KV."""
+        link = self._links.get(address)
+        if link is None or link.state is not LinkState.READY:
+            self._refuse(address, table, "hello", "the handshake is not complete")
+            return
+        if (table.key.instance, table.key.incarnation) != (self._shared.instance, self._shared.incarnation):
+            self._refuse(address, table, "opaque_state", "it belongs to another life of this context worker")
+            return
+        send = self._sends.get(table.key.request)
+        if send is not None and not send.final:
+            self._serve(send, link, table)
+        elif send is None and table.key.request not in self._tombstones and table.may_precede_request:
+            self._hold(link, table)
+        else:
+            self._answer_finished(address, table)
+
+    def _hold(self, link: Link, table: Table) -> None:
+        if len(self._held) >= HELD_TABLES:
+            self._refuse(link.address, table, "ctx_request_id", f"{HELD_TABLES} tables wait for their requests already")
+            return
+        self._held[table.key.request] = (link, table, self._shared.now() + self._shared.clocks.admission)
+
+    def _answer_finished(self, address: Address, table: Table) -> None:
+        """A request that is over, or never was: the same attempt hears its end again, any other is refused."""
+        tombstone = self._tombstones.get(table.key.request)
+        if tombstone is not None and not hmac.compare_digest(tombstone.token, table.token):
+            tombstone = None
+        if tombstone is not None and tombstone.key == table.key and tombstone.answer is not None:
+            self._shared.send(address, tombstone.answer)
+        elif tombstone is not None:
+            self._refuse(
+                address, table, "ctx_request_id", f"the request is {tombstone.state.value}, its blocks are gone"
+            )
+        else:
+            self._refuse(address, table, "ctx_request_id", "no such request, or it has expired")
+
+    def _serve(self, send: Send, link: Link, table: Table) -> None:
+        if not hmac.compare_digest(send.token, table.token):
+            self._refuse(link.address, table, "token", "the token is not this request's")
+            return
+        former = send.delivery
+        if former is not None and _same_peer(former, link) and table.key.attempt <= former.key.attempt:
+            former.link = link
+            self._answer_again(send, former, table)
+        elif former is not None and (former.in_flight or send.state is SendState.DELIVERED):
+            self._refuse(link.address, table, "attempt", "a former attempt is in flight")
+        else:
+            self._accept(send, link, table)
+
+    def _accept(self, send: Send, link: Link, table: Table) -> None:
+        assert link.layout is not None
+        try:
+            tables = read_tables(table, send, self._shared.layout, link.layout)
+        except TableError as error:
+            self._refuse(link.address, table, error.field, str(error))
+            return
+        start = table.start_tokens // self._shared.layout.groups[0].tokens_per_block
+        send.delivery = Delivery(table.key, link, tables, start, table.nbytes, planned_block=start)
+        self._advance(send)
+
+    def _answer_again(self, send: Send, former: Delivery, table: Table) -> None:
+        """The same attempt once more is told where it stands; an older one is refused."""
+        if table.key != former.key:
+            self._refuse(former.link.address, table, "attempt", f"attempt {former.key.attempt} is newer")
+        elif send.state is SendState.DELIVERED:
+            self._shared.send(former.link.address, self._deliveries.done(send))
+        elif send.state is SendState.POSTING:
+            self._shared.send(former.link.address, Posting(key=former.key, nbytes=former.nbytes))
+
+    def _refuse(self, address: Address, table: Table, field: str, reason: str) -> None:
+        self._shared.counters["tables_refused"] += 1
+        self._shared.send(address, Refuse(field=field, reason=reason, key=table.key))
+
+    def on_done(self, address: Address, done: Done) -> None:
+        """The acknowledgement."""
+        send = self._attempt(done.key, address)
+        if send is not None and send.state is SendState.DELIVERED:
+            self._settle(send, SendState.COMPLETED, None)
+
+    def on_failed(self, address: Address, failed: Failed) -> None:
+        """The generation worker does not accept what arrived."""
+        send = self._attempt(failed.key, address)
+        if send is not None:
+            error = TransferError(f"the generation worker failed {failed.key}: {failed.reason}")
+            self._settle(send, SendState.FAILED, error)
+
+    def on_cancel(self, address: Address, cancel: Cancel) -> None:
+        """The generation worker gave up; it hears CANCELLED once nothing is posted."""
+        key = cancel.key
+        if (key.instance, key.incarnation) != (self._shared.instance, self._shared.incarnation):
+            self._shared.send(address, Refuse(field="instance", reason="another life", key=key))
+            return
+        send = self._sends.get(key.request)
+        delivery = send.delivery if send is not None else None
+        link = self._links.get(address)
+        if send is None or delivery is None or delivery.key != key or not _same_peer(delivery, link):
+            self._shared.send(address, Cancelled(key=key))
+            return
+        assert link is not None
+        delivery.link, delivery.owes_cancelled = link, True
+        if not send.final:
+            error = TransferCancelledError(f"{key} was cancelled by the generation worker", request_id=send.request_id)
+            self._settle(send, SendState.CANCELLED, error)
+
+    def _attempt(self, key: Key, address: Address) -> Send | None:
+        send = self._sends.get(key.request)
+        if send is None or send.final or send.delivery is None or send.delivery.key != key:
+            self._shared.counters["late_messages"] += 1
+            return None
+        if send.delivery.link.address != address:
+            self._shared.counters["misdirected_messages"] += 1
+            return None
+        return send
+
+    # --- progress ------------------------------------------------------------------------------------------------
+
+    def _advance(self, send: Send) -> None:
+        """Post what is ready and wanted; say DONE when all is complete."""
+        delivery = send.delivery
+        if delivery is None or send.final or send.entry is None or delivery.stopping:
+            return
+        if send.state is SendState.WAITING:
+            now, transfer = self._shared.now(), self._shared.clocks.transfer
+            send.state, send.posted = SendState.POSTING, now
+            send.transfer_end = now + transfer if transfer is not None else float("inf")
+            self._shared.send(delivery.link.address, Posting(key=delivery.key, nbytes=delivery.nbytes))
+        try:
+            if self._deliveries.advance(send, delivery):
+                send.state = SendState.DELIVERED
+        except TransferError as error:
+            self._settle(send, SendState.FAILED, error)
+
+    def on_completion(self, completion: Completion) -> None:
+        """A posted piece ended."""
+        send = self._deliveries.complete(completion)
+        if send is None:
+            return
+        delivery = send.delivery
+        assert delivery is not None
+        if send.final:
+            self._bury_if_quiet(send)
+        elif completion.ok:
+            self._advance(send)
+        else:
+            error = TransferError(f"a write of {delivery.key} failed: {completion.error}", request_id=send.request_id)
+            self._settle(send, SendState.FAILED, error)
+
+    def link_ready(self, link: Link) -> None:
+        """Nothing waits for a handshake on this side."""
+
+    def link_lost(self, link: Link, error: KvferryError) -> None:
+        """The target was refused, is silent, or is gone: another attempt may come while the lease lives."""
+        for send in self._of(link):
+            delivery = send.delivery
+            assert delivery is not None
+            if link.gone:
+                self._deliveries.forget(delivery)
+            if send.final:
+                self._bury_if_quiet(send)
+            elif link.gone and self._shared.now() < send.lease_end:
+                send.delivery, send.last_error = None, error
+                send.state = SendState.WAITING if send.entry is not None else SendState.ADMITTED
+            else:
+                self._settle(send, SendState.FAILED, error)
+
+    def tick(self) -> None:
+        """Let clocks run out."""
+        now = self._shared.now()
+        for send in list(self._sends.values()):
+            if not send.final and now >= send.deadline:
+                self._settle(send, SendState.FAILED, self._timeout(send, now))
+        while self._held and next(iter(self._held.values()))[2] <= now:
+            _, (link, table, _) = self._held.popitem(last=False)
+            self._refuse(link.address, table, "ctx_request_id", "its request did not come in time")
+
+    def _timeout(self, send: Send, now: float) -> KvferryError:
+        if send.last_error is not None and send.delivery is None:
+            return PeerLostError(
+                f"request {send.request_id} was not fetched again within its lease: {send.last_error}",
+                request_id=send.request_id,
+            )
+        what = {
+            SendState.WAITING: "no generation worker asked for it",
+            SendState.POSTING: f"with {send.delivery.done_bytes if send.delivery else 0} bytes written",
+            SendState.DELIVERED: "complete at the generation worker, which did not acknowledge it",
+        }.get(send.state, "the prefill did not end")
+        return TransferTimeoutError(
+            f"request {send.request_id} timed out after {now - send.started:.1f} s in state {send.state.value}: {what}",
+            request_id=send.request_id,
+            state=send.state.value,
+        )
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, send: Send, state: SendState, error: KvferryError | None) -> None:
+        """Make an outcome final and tell the peer; the source blocks go back once nothing is posted from them."""
+        send.state = state
+        if isinstance(error, TransferError) and error.request_id is None:
+            error.request_id = send.request_id
+        delivery = send.delivery
+        if delivery is not None:
+            delivery.stopping = True
+            delivery.queue.clear()
+            posted = bool(delivery.in_flight)
+            delivery.owes_cancelled = posted or state is SendState.CANCELLED
+            if state is SendState.FAILED:
+                failed = Failed(key=delivery.key, reason=str(error)[:4000], posted=posted)
+                self._shared.send(delivery.link.address, failed)
+        self._shared.finish(self._event(send, error))
+        self._bury_if_quiet(send)
+
+    def _bury_if_quiet(self, send: Send) -> None:
+        """Release the blocks of a finished send and keep a tombstone, if nothing is posted from them."""
+        delivery = send.delivery
+        if delivery is not None and delivery.in_flight:
+            if send.entry is not None:
+                send.entry.freed_by = f"the end of {len(delivery.in_flight)} posted writes"
+            return
+        if send.entry is not None:
+            self._shared.ledger.release(send.entry, reason=send.state.value)
+        answer: Done | Failed | Cancelled | None = None
+        if delivery is not None:
+            if send.state is SendState.COMPLETED:
+                answer = self._deliveries.done(send)
+            else:
+                answer = Cancelled(key=delivery.key)
+                if delivery.owes_cancelled:
+                    self._shared.send(delivery.link.address, answer)
+        self._sends.pop(send.request_id, None)
+        self._tombstones[send.request_id] = Tombstone(
+            send.token, delivery.key if delivery is not None else None, answer, send.state
+        )
+        while len(self._tombstones) > TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+    def _event(self, send: Send, error: KvferryError | None) -> TransferEvent:
+        now, delivery = self._shared.now(), send.delivery
+        outcome: Outcome = "completed"
+        if send.state is not SendState.COMPLETED:
+            outcome = "cancelled" if send.state is SendState.CANCELLED else "failed"
+        posted = send.posted if send.posted is not None else now
+        return TransferEvent(
+            request_id=send.request_id,
+            role=Role.CONTEXT,
+            outcome=outcome,
+            peer=delivery.link.instance if delivery is not None else "",
+            nbytes=delivery.done_bytes if delivery is not None else 0,
+            blocks=sum(len(table) for table in delivery.tables) if delivery and outcome == "completed" else 0,
+            admission_seconds=posted - send.started,
+            transfer_seconds=now - posted,
+            error=error,
+        )
+
+    def _of(self, link: Link) -> Iterator[Send]:
+        return (s for s in list(self._sends.values()) if s.delivery is not None and s.delivery.link is link)
+
+    def shutdown(self, error: KvferryError) -> None:
+        """End every send that is not final."""
+        for send in list(self._sends.values()):
+            if not send.final:
+                self._settle(send, SendState.FAILED, error)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether anything still needs clocks."""
+        return bool(self._sends or self._held)
+
+    def knows(self, request_id: int) -> bool:
+        """Whether the request is live here."""
+        return request_id in self._sends
+
+    def dump(self) -> list[dict[str, object]]:
+        """Plain values for ``status_dump``."""
+        now = self._shared.now()
+        return [
+            {
+                "request_id": send.request_id,
+                "state": send.state.value,
+                "seconds": round(now - send.started, 3),
+                "bytes_done": delivery.done_bytes if (delivery := send.delivery) else 0,
+                "bytes_expected": delivery.nbytes if delivery else 0,
+                "pieces_in_flight": len(delivery.in_flight) if delivery else 0,
+            }
+            for send in list(self._sends.values())
+        ]
+
+
+def _same_peer(delivery: Delivery, link: Link | None) -> bool:
+    return link is not None and link.instance == delivery.link.instance

@@ -1,0 +1,102 @@
+"""From an accepted TABLE to posted pieces, and from their completions to DONE."""
+
+import numpy as np
+
+from kvferry.transceiver.checksum import checksum_blocks
+from kvferry.transceiver.coalesce import plan_segments
+from kvferry.transceiver.pieces import PIECES_IN_FLIGHT, cut
+from kvferry.transceiver.sends import Delivery, Send
+from kvferry.transceiver.shared import Shared
+from kvferry.transceiver.wire import ChunkDone, Done
+from kvferry_plugins.errors import TransferError
+from kvferry_plugins.transceiver import Completion, TransferId
+
+
+class Deliveries:
+    """All posted pieces of one context worker."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._posted: dict[TransferId, tuple[Send, Delivery]] = {}
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether anything is posted."""
+        return bool(self._posted)
+
+    def advance(self, send: Send, delivery: Delivery) -> bool:
+        """Plan what has been computed, post what there is room for; True once all is complete and DONE is said.
+
+        Raises:
+            TransferError: the agent refused a piece, which is not posted then; or the bytes do not add up.
+        """
+        self._plan(send, delivery)
+        while delivery.queue and len(delivery.in_flight) < PIECES_IN_FLIGHT:
+            self._post(send, delivery)
+        if delivery.queue or delivery.in_flight or delivery.planned_block < self._blocks(send, send.prompt_tokens):
+            return False
+        if delivery.done_bytes != delivery.nbytes:
+            raise TransferError(f"{delivery.done_bytes} bytes were moved for {delivery.key}, not {delivery.nbytes}")
+        self._shared.send(delivery.link.address, self.done(send))
+        return True
+
+    def _blocks(self, send: Send, tokens: int) -> int:
+        """Blocks that are complete with so many tokens: the last one of the prompt counts although it is not full."""
+        tokens_per_block = self._shared.layout.groups[0].tokens_per_block
+        return -(-tokens // tokens_per_block) if tokens >= send.prompt_tokens else tokens // tokens_per_block
+
+    def _plan(self, send: Send, delivery: Delivery) -> None:
+        ready = self._blocks(send, send.computed_tokens)
+        if ready <= delivery.planned_block:
+            return
+        here = slice(delivery.planned_block, ready)
+        there = slice(here.start - delivery.start_block, ready - delivery.start_block)
+        assert delivery.link.layout is not None
+        for group in range(len(self._shared.layout.groups)):
+            segments = plan_segments(
+                self._shared.layout,
+                delivery.link.layout,
+                group,
+                send.tables[group][here],
+                delivery.tables[group][there],
+            )
+            delivery.queue.extend(cut(*segments))
+        delivery.planned_block = ready
+
+    def _post(self, send: Send, delivery: Delivery) -> None:
+        assert delivery.link.peer is not None
+        piece = delivery.queue.popleft()
+        transfer = self._shared.agent.submit(delivery.link.peer, piece.src, piece.dst, piece.nbytes)
+        delivery.in_flight[transfer] = piece.total
+        self._posted[transfer] = (send, delivery)
+
+    def complete(self, completion: Completion) -> Send | None:
+        """Book the end of a piece; None for one that nobody waits for (doubled, or of a peer that is gone)."""
+        posted = self._posted.pop(completion.id, None)
+        if posted is None:
+            self._shared.counters["late_completions"] += 1
+            return None
+        send, delivery = posted
+        nbytes = delivery.in_flight.pop(completion.id)
+        if completion.ok:
+            delivery.done_bytes += nbytes
+            self._shared.counters["bytes_sent"] += nbytes
+            if delivery.done_bytes < delivery.nbytes and not send.final:
+                self._shared.send(delivery.link.address, ChunkDone(key=delivery.key, nbytes=delivery.done_bytes))
+        return send
+
+    def forget(self, delivery: Delivery) -> None:
+        """Drop the posted pieces of a target whose process is gone: nobody is there to be written to."""
+        for transfer in delivery.in_flight:
+            self._posted.pop(transfer, None)
+        delivery.in_flight.clear()
+
+    def done(self, send: Send) -> Done:
+        """The DONE of a complete delivery."""
+        delivery = send.delivery
+        assert delivery is not None
+        if self._shared.checksum and delivery.checksum is None and delivery.nbytes:
+            own = tuple(np.ascontiguousarray(table[delivery.start_block :]) for table in send.tables)
+            delivery.checksum = checksum_blocks(self._shared.layout, own)
+        blocks = sum(len(table) for table in delivery.tables)
+        return Done(key=delivery.key, nbytes=delivery.nbytes, blocks=blocks, checksum=delivery.checksum)

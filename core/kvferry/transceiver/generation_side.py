@@ -1,0 +1,376 @@
+"""The generation worker's half of the protocol: ask for blocks, and know when nobody writes to them any more.
+
+::
+
+    CONNECTING --TABLE--> REQUESTED --POSTING--> RECEIVING --DONE--> COMPLETED
+         any of them ----> FAILED | CANCELLED      (blocks in quarantine if a write may still come)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvferry.transceiver.channel import Address
+from kvferry.transceiver.checksum import checksum_blocks
+from kvferry.transceiver.ledger import Entry
+from kvferry.transceiver.links import Link, Links, LinkState
+from kvferry.transceiver.params import HandoffSource
+from kvferry.transceiver.shared import Shared
+from kvferry.transceiver.wire import (
+    Cancel,
+    Cancelled,
+    ChunkDone,
+    Done,
+    Failed,
+    Key,
+    Posting,
+    Refuse,
+    Table,
+)
+from kvferry_plugins.errors import (
+    KvferryError,
+    PeerLostError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+)
+from kvferry_plugins.layout import BlockIds
+from kvferry_plugins.types import Outcome, Role, TransferEvent
+
+
+class ReceiveState(StrEnum):
+    """Where a receive stands."""
+
+    CONNECTING = "connecting"
+    REQUESTED = "requested"
+    RECEIVING = "receiving"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_FINAL = (ReceiveState.COMPLETED, ReceiveState.FAILED, ReceiveState.CANCELLED)
+
+
+@dataclass(slots=True)
+class Receive:
+    """One request's receive, from the engine's call to the last word of the writer."""
+
+    request_id: int
+    key: Key
+    source: HandoffSource
+    tables: tuple[BlockIds, ...]
+    """The blocks to fill, one array a group."""
+    entry: Entry
+    nbytes: int
+    """Expected bytes."""
+    start_tokens: int
+    prompt_tokens: int
+    may_precede_request: bool
+    started: float
+    state: ReceiveState = ReceiveState.CONNECTING
+    link: Link | None = None
+    deadline: float = 0.0
+    posted: float | None = None
+    received: int = 0
+    next_cancel: float = 0.0
+
+    @property
+    def final(self) -> bool:
+        """Whether its outcome is settled."""
+        return self.state in _FINAL
+
+
+class GenerationSide:
+    """All receives of one transceiver."""
+
+    def __init__(self, shared: Shared, links: Links) -> None:
+        self._shared = shared
+        self._links = links
+        self._receives: dict[Key, Receive] = {}
+        self._by_request: dict[int, Receive] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a writer may be writing now, so that this side must make progress."""
+        return any(receive.state is ReceiveState.RECEIVING for receive in self._receives.values())
+
+    # --- what the engine asks ------------------------------------------------------------------------------------
+
+    def start(self, receive: Receive) -> None:
+        """Begin: greet the context worker if need be, then send the TABLE."""
+        self._receives[receive.key] = self._by_request[receive.request_id] = receive
+        receive.deadline = receive.started + self._shared.clocks.admission
+        try:
+            receive.link = self._links.open(receive.source.endpoint)
+        except KvferryError as error:
+            self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+            return
+        if receive.link.state is LinkState.READY:
+            self._send_table(receive)
+
+    def cancel(self, request_id: int) -> None:
+        """End a receive from this side; the blocks stay in the ledger until no write can come."""
+        receive = self._by_request.get(request_id)
+        if receive is not None and not receive.final:
+            asked = receive.state is not ReceiveState.CONNECTING
+            error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
+            self._settle(receive, ReceiveState.CANCELLED, error, writer_done=not asked)
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def link_ready(self, link: Link) -> None:
+        """The handshake is complete: send what waited for it."""
+        for receive in self._of(link):
+            if receive.state is ReceiveState.CONNECTING:
+                self._send_table(receive)
+            elif receive.final:
+                self._ask_to_stop(receive)
+
+    def _send_table(self, receive: Receive) -> None:
+        link = receive.link
+        assert link is not None
+        if (link.instance, link.incarnation) != (receive.key.instance, receive.key.incarnation):
+            error = TransferError(
+                f"{receive.source.endpoint} is another life of the context worker than the one that prefilled "
+                f"{receive.key}: send the prompt again",
+                request_id=receive.request_id,
+                field="opaque_state",
+            )
+            self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+            return
+        table = Table(
+            key=receive.key,
+            token=receive.source.state.token,
+            prompt_digest=receive.source.state.prompt_digest,
+            prompt_tokens=receive.prompt_tokens,
+            start_tokens=receive.start_tokens,
+            blocks=[table.astype("<i4").tobytes() for table in receive.tables],
+            nbytes=receive.nbytes,
+            may_precede_request=receive.may_precede_request,
+        )
+        receive.state = ReceiveState.REQUESTED
+        receive.deadline = self._shared.now() + self._shared.clocks.admission
+        if not self._shared.send(link.address, table):
+            self._links.lose(link, PeerLostError(f"{link} takes no more messages"))
+
+    def on_posting(self, address: Address, posting: Posting) -> None:
+        """Writes begin."""
+        receive = self._live(posting.key, address)
+        if receive is None:
+            return
+        now, transfer = self._shared.now(), self._shared.clocks.transfer
+        if receive.state is ReceiveState.REQUESTED:
+            receive.posted = now
+            receive.deadline = now + transfer if transfer is not None else float("inf")
+            receive.state = ReceiveState.RECEIVING
+
+    def on_chunk_done(self, address: Address, chunk: ChunkDone) -> None:
+        """Some of the bytes are here."""
+        receive = self._live(chunk.key, address)
+        if receive is not None:
+            receive.received = max(receive.received, chunk.nbytes)
+
+    def on_done(self, address: Address, done: Done) -> None:
+        """Every byte is here, says the writer; nothing is posted any more, whatever this side thinks of it."""
+        receive = self._find(done.key, address)
+        if receive is None:
+            return
+        if receive.final:
+            self._writer_is_done(receive, "late DONE")
+            return
+        problem = self._check(receive, done)
+        if problem is None:
+            receive.received = done.nbytes
+            self._shared.send(address, done)
+            self._settle(receive, ReceiveState.COMPLETED, None, writer_done=True)
+        else:
+            self._shared.send(address, Failed(key=done.key, reason=problem))
+            error = TransferError(f"{receive.key}: {problem}", request_id=receive.request_id)
+            self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+
+    def _check(self, receive: Receive, done: Done) -> str | None:
+        blocks = sum(len(table) for table in receive.tables)
+        if (done.nbytes, done.blocks) != (receive.nbytes, blocks):
+            return (
+                f"{receive.nbytes} bytes in {blocks} blocks were expected, "
+                f"the context worker moved {done.nbytes} in {done.blocks}"
+            )
+        if self._shared.checksum and done.nbytes:
+            found = checksum_blocks(self._shared.layout, receive.tables)
+            if found != done.checksum:
+                return f"the checksum of what arrived is {found:#010x}, of what was sent {done.checksum or 0:#010x}"
+        return None
+
+    def on_refuse(self, address: Address, refuse: Refuse) -> None:
+        """The context worker will not serve this attempt; nothing was posted for it."""
+        receive = self._live(refuse.key, address) if refuse.key is not None else None
+        if receive is None:
+            return
+        error = TransferError(
+            f"the context worker refused {receive.key}: {refuse.reason}",
+            request_id=receive.request_id,
+            field=refuse.field,
+        )
+        self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+
+    def on_failed(self, address: Address, failed: Failed) -> None:
+        """The hand-off failed over there."""
+        receive = self._find(failed.key, address)
+        if receive is None:
+            return
+        if receive.final:
+            if not failed.posted:
+                self._writer_is_done(receive, "FAILED with nothing posted")
+            return
+        error = TransferError(f"{receive.key} failed at the context worker: {failed.reason}")
+        error.request_id = receive.request_id
+        self._settle(receive, ReceiveState.FAILED, error, writer_done=not failed.posted)
+
+    def on_cancelled(self, address: Address, cancelled: Cancelled) -> None:
+        """Nothing is posted, and nothing will be."""
+        receive = self._find(cancelled.key, address)
+        if receive is None:
+            return
+        if receive.final:
+            self._writer_is_done(receive, "CANCELLED")
+        else:
+            error = TransferCancelledError(
+                f"{receive.key} was cancelled at the context worker", request_id=receive.request_id
+            )
+            self._settle(receive, ReceiveState.CANCELLED, error, writer_done=True)
+
+    def link_lost(self, link: Link, error: KvferryError) -> None:
+        """The peer was refused, is silent, or is gone."""
+        for receive in self._of(link):
+            never_asked = receive.state is ReceiveState.CONNECTING
+            if receive.final:
+                if link.gone:
+                    self._writer_is_done(receive, "writer gone")
+            else:
+                self._settle(receive, ReceiveState.FAILED, error, writer_done=never_asked or link.gone)
+
+    # --- clocks --------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let clocks run out, and keep asking about what is in quarantine."""
+        now = self._shared.now()
+        for receive in list(self._receives.values()):
+            if not receive.final and now >= receive.deadline:
+                self._settle(receive, ReceiveState.FAILED, self._timeout(receive, now), writer_done=False)
+            elif receive.final and now >= receive.next_cancel:
+                self._pursue(receive)
+
+    def _timeout(self, receive: Receive, now: float) -> TransferTimeoutError:
+        what = {
+            ReceiveState.CONNECTING: "waiting for the handshake",
+            ReceiveState.REQUESTED: "waiting for the context worker to start writing (is the prefill done?)",
+            ReceiveState.RECEIVING: f"with {receive.received} of {receive.nbytes} bytes here",
+        }[receive.state]
+        return TransferTimeoutError(
+            f"{receive.key} timed out after {now - receive.started:.1f} s in state {receive.state.value}: {what}",
+            request_id=receive.request_id,
+            state=receive.state.value,
+        )
+
+    def _pursue(self, receive: Receive) -> None:
+        """Ask again whether anything is posted; over a new connection if the old one broke."""
+        if self._links.is_gone(receive.key.instance, receive.key.incarnation):
+            self._writer_is_done(receive, "writer gone")
+            return
+        receive.next_cancel = self._shared.now() + self._shared.clocks.ping
+        try:
+            receive.link = self._links.open(receive.source.endpoint)
+        except KvferryError:
+            return
+        if receive.link.state is LinkState.READY:
+            self._ask_to_stop(receive)
+
+    def _ask_to_stop(self, receive: Receive) -> None:
+        """Send CANCEL to the life that may be writing; another life's word would prove nothing."""
+        link = receive.link
+        if link is not None and (link.instance, link.incarnation) == (receive.key.instance, receive.key.incarnation):
+            receive.next_cancel = self._shared.now() + self._shared.clocks.ping
+            self._shared.send(link.address, Cancel(key=receive.key))
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, receive: Receive, state: ReceiveState, error: KvferryError | None, *, writer_done: bool) -> None:
+        """Make an outcome final; the blocks go back now, or into quarantine."""
+        before, receive.state = receive.state, state
+        if writer_done:
+            self._writer_is_done(receive, state.value)
+        else:
+            self._shared.ledger.quarantine(receive.entry, freed_by="CANCELLED, or the end of the writer's process")
+            self._shared.counters["quarantined_receives"] += 1
+            if before is not ReceiveState.CONNECTING:
+                self._ask_to_stop(receive)
+        self._shared.finish(self._event(receive, error))
+
+    def _writer_is_done(self, receive: Receive, reason: str) -> None:
+        self._shared.ledger.release(receive.entry, reason=reason)
+        self._receives.pop(receive.key, None)
+        if self._by_request.get(receive.request_id) is receive:
+            del self._by_request[receive.request_id]
+
+    def _event(self, receive: Receive, error: KvferryError | None) -> TransferEvent:
+        now = self._shared.now()
+        outcome: Outcome = "completed"
+        if receive.state is not ReceiveState.COMPLETED:
+            outcome = "cancelled" if receive.state is ReceiveState.CANCELLED else "failed"
+        posted = receive.posted if receive.posted is not None else now
+        return TransferEvent(
+            request_id=receive.request_id,
+            role=Role.GENERATION,
+            outcome=outcome,
+            peer=receive.key.instance,
+            nbytes=receive.received,
+            blocks=sum(len(table) for table in receive.tables) if outcome == "completed" else 0,
+            admission_seconds=posted - receive.started,
+            transfer_seconds=now - posted,
+            error=error,
+        )
+
+    def _find(self, key: Key, address: Address) -> Receive | None:
+        """The receive that a message is about, if it comes from the writer that was asked."""
+        receive = self._receives.get(key)
+        if receive is None or receive.final:
+            self._shared.counters["late_messages"] += 1
+        if receive is not None and (receive.link is None or receive.link.address != address):
+            self._shared.counters["misdirected_messages"] += 1
+            return None
+        return receive
+
+    def _live(self, key: Key, address: Address) -> Receive | None:
+        receive = self._find(key, address)
+        return receive if receive is not None and not receive.final else None
+
+    def _of(self, link: Link) -> Iterator[Receive]:
+        return (receive for receive in list(self._receives.values()) if receive.link is link)
+
+    def shutdown(self, error: KvferryError) -> None:
+        """End every receive that is not final."""
+        for receive in list(self._receives.values()):
+            if not receive.final:
+                never_asked = receive.state is ReceiveState.CONNECTING
+                self._settle(receive, ReceiveState.FAILED, error, writer_done=never_asked)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether any receive still needs clocks: under way, or in quarantine."""
+        return bool(self._receives)
+
+    def dump(self) -> list[dict[str, object]]:
+        """Plain values for ``status_dump``."""
+        now = self._shared.now()
+        return [
+            {
+                "request_id": receive.request_id,
+                "key": str(receive.key),
+                "state": receive.state.value,
+                "seconds": round(now - receive.started, 3),
+                "bytes_done": receive.received,
+                "bytes_expected": receive.nbytes,
+            }
+            for receive in list(self._receives.values())
+        ]

@@ -1,0 +1,209 @@
+"""The one thread that owns a transceiver's sockets, agent and sessions; asleep on descriptors when idle."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from kvferry.transceiver.channel import Address, Broken
+from kvferry.transceiver.context_side import ContextSide
+from kvferry.transceiver.generation_side import GenerationSide
+from kvferry.transceiver.links import Links
+from kvferry.transceiver.shared import Shared
+from kvferry.transceiver.wire import (
+    AnyMessage,
+    Cancel,
+    Cancelled,
+    ChunkDone,
+    Done,
+    Failed,
+    Hello,
+    MalformedMessageError,
+    Ping,
+    Posting,
+    Refuse,
+    Table,
+    decode,
+)
+
+logger = logging.getLogger("kvferry.transceiver")
+
+TICK_UNSETTLED = 0.05
+"""Seconds between looks at the clocks while a session is under way or in quarantine."""
+TICK_LINKED = 0.5
+"""The same with peers, but nothing to do for them."""
+SPINS_BEFORE_YIELD = 64
+"""Progress rounds after which the loop lets another thread run."""
+
+
+class Loop:
+    """Runs sessions until ``stop``."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.links = Links(shared)
+        self.context = ContextSide(shared, self.links)
+        self.generation = GenerationSide(shared, self.links)
+        self.links.listeners = [self.context, self.generation]
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._next_tick = 0.0
+        self._spins = 0
+        poller = shared.channel.poller
+        poller.register(self._wake_fd, zmq.POLLIN)
+        self._agent_fd = shared.agent.wakeup_fd()
+        if self._agent_fd is not None:
+            poller.register(self._agent_fd, zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="kvferry-transfer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def call(self, command: Callable[[], None]) -> None:
+        """Run ``command`` on the loop's thread, soon; from any thread."""
+        self._commands.append(command)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def ask(self, command: Callable[[], None], timeout: float) -> bool:
+        """Run ``command`` on the loop's thread and wait for its end; False when the time is over."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                command()
+            finally:
+                done.set()
+
+        self.call(run)
+        return done.wait(timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread; False if it did not end in time."""
+        self._stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        os.close(self._wake_fd)
+        return True
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._step()
+            except Exception:
+                # one message or session with a bug behind it must not end the others
+                logger.exception("internal error in the transfer loop")
+                self._shared.counters["internal_errors"] += 1
+                time.sleep(0.01)
+
+    def _step(self) -> None:
+        busy = self.context.busy or self.generation.busy
+        ready = self._shared.channel.poller.poll(0 if busy else self._sleep_ms())
+        if ready:
+            self._drain_wake()
+            self._run_commands()
+            self._receive()
+        if busy or ready:
+            self._progress()
+        if self._shared.now() >= self._next_tick:
+            self._tick()
+        if busy:
+            self._spins += 1
+            if self._spins % SPINS_BEFORE_YIELD == 0:
+                time.sleep(0)
+
+    def _sleep_ms(self) -> int | None:
+        interval = self._tick_interval()
+        if interval is None:
+            return None
+        now = self._shared.now()
+        self._next_tick = min(self._next_tick, now + interval)
+        return max(0, round((self._next_tick - now) * 1000))
+
+    def _tick_interval(self) -> float | None:
+        """Seconds between looks at the clocks; None = there is nothing that a clock could change."""
+        if self.context.unsettled or self.generation.unsettled:
+            return TICK_UNSETTLED
+        return TICK_LINKED if any(True for _ in self.links) else None
+
+    def _drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            try:
+                command()
+            except Exception:
+                logger.exception("internal error in a command to the transfer loop")
+                self._shared.counters["internal_errors"] += 1
+
+    def _receive(self) -> None:
+        for item in self._shared.channel.receive():
+            if isinstance(item, Broken):
+                self.links.broken(item.address, item.reason)
+            elif not self.links.ignores(item.sender):
+                try:
+                    message = decode(item.body)
+                except MalformedMessageError as error:
+                    self.links.ignore(item.sender, str(error))
+                    continue
+                self.links.hear(item.sender)
+                self._dispatch(item.sender, message)
+
+    def _dispatch(self, sender: Address, message: AnyMessage) -> None:
+        match message:
+            case Posting():
+                self.generation.on_posting(sender, message)
+            case ChunkDone():
+                self.generation.on_chunk_done(sender, message)
+            case Done():
+                self._side_of(message.key.instance).on_done(sender, message)
+            case Table():
+                self.context.on_table(sender, message)
+            case Cancel():
+                self.context.on_cancel(sender, message)
+            case Cancelled():
+                self.generation.on_cancelled(sender, message)
+            case Failed():
+                self._side_of(message.key.instance).on_failed(sender, message)
+            case Ping():
+                self.links.on_ping(sender, message)
+            case Hello():
+                self.links.on_hello(sender, message)
+            case Refuse(key=None):
+                self.links.on_refuse(sender, message)
+            case Refuse():
+                self.generation.on_refuse(sender, message)
+
+    def _side_of(self, instance: str) -> ContextSide | GenerationSide:
+        """DONE and FAILED go both ways: about our own request we are the context side."""
+        return self.context if instance == self._shared.instance else self.generation
+
+    def _progress(self) -> None:
+        for completion in self._shared.agent.poll():
+            self.context.on_completion(completion)
+
+    def _tick(self) -> None:
+        if any(True for _ in self.links):
+            self._progress()  # a fenced writer's last bytes land by our own progress
+        self.links.tick()
+        self.context.tick()
+        self.generation.tick()
+        self._next_tick = self._shared.now() + (self._tick_interval() or TICK_LINKED)

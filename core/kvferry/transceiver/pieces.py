@@ -1,0 +1,57 @@
+"""A hand-off's segments, cut into pieces that are posted a few at a time.
+
+Posting piecewise keeps a cancellation prompt (at most a window of bytes is in flight) and lets the ledger say how
+far a hand-off has come.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvferry_plugins.layout import Addresses
+
+PIECE_BYTES = 16 << 20
+"""Bytes of one piece."""
+
+PIECES_IN_FLIGHT = 4
+"""Pieces that are posted at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Segments that are submitted together."""
+
+    src: Addresses
+    dst: Addresses
+    nbytes: Addresses
+
+    @property
+    def total(self) -> int:
+        """Bytes of all segments."""
+        return int(self.nbytes.sum())
+
+
+def cut(src: Addresses, dst: Addresses, nbytes: Addresses, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+    """Yield pieces of at most ``piece_bytes`` that cover the segments in order; a longer segment is split."""
+    src, dst, nbytes = _split_long(src, dst, nbytes, piece_bytes)
+    ends = np.cumsum(nbytes)
+    start = 0
+    while start < len(nbytes):
+        done = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, done + piece_bytes, side="right")), start + 1)
+        yield Piece(src[start:stop], dst[start:stop], nbytes[start:stop])
+        start = stop
+
+
+def _split_long(
+    src: Addresses, dst: Addresses, nbytes: Addresses, longest: int
+) -> tuple[Addresses, Addresses, Addresses]:
+    """Split segments longer than ``longest``."""
+    parts = -(-nbytes // longest)
+    if not len(parts) or int(parts.max()) <= 1:
+        return src, dst, nbytes
+    owner = np.repeat(np.arange(len(parts)), parts)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
+    offset = within * longest
+    return src[owner] + offset, dst[owner] + offset, np.minimum(longest, nbytes[owner] - offset)

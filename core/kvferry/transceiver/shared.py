@@ -1,0 +1,68 @@
+"""What the two sides of the protocol share inside one transceiver."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kvferry.transceiver.channel import Address, Channel
+from kvferry.transceiver.fingerprint import Fingerprint
+from kvferry.transceiver.ledger import Ledger
+from kvferry.transceiver.outcomes import Outcomes
+from kvferry.transceiver.wire import AnyMessage, encode
+from kvferry_plugins.layout import KvLayout
+from kvferry_plugins.transceiver import TransferAgent
+from kvferry_plugins.types import Role, TransferEvent
+
+logger = logging.getLogger("kvferry.transceiver")
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of a transceiver, in seconds."""
+
+    admission: float
+    """From TABLE, or the end of prefill, to POSTING."""
+    transfer: float | None
+    """From POSTING to the end; None = only the peer's liveness bounds it."""
+    poll_interval: float
+    handshake: float = 5.0
+    ping: float = 1.0
+    silence: float = 5.0
+    """A peer that says nothing for so long is taken for lost."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """One transceiver's parts, as both sides see them. Belongs to the loop's thread unless a part says otherwise."""
+
+    role: Role
+    instance: str
+    incarnation: int
+    layout: KvLayout
+    agent: TransferAgent
+    channel: Channel
+    ledger: Ledger
+    fingerprint: Fingerprint
+    clocks: Clocks
+    checksum: bool
+    on_event: Callable[[TransferEvent], None] | None = None
+    outcomes: Mapping[Role, Outcomes] = field(default_factory=lambda: {role: Outcomes() for role in Role})
+    counters: Counter[str] = field(default_factory=Counter)
+    now: Callable[[], float] = time.monotonic
+
+    def send(self, address: Address, message: AnyMessage) -> bool:
+        """Queue a message; False if the connection is gone."""
+        if self.channel.send(address, encode(message)):
+            return True
+        self.counters["messages_not_sent"] += 1
+        return False
+
+    def finish(self, event: TransferEvent) -> None:
+        """Tell the engine, the log and the observers that a transfer ended."""
+        if event.error is not None:
+            logger.warning("request %d %s: %s", event.request_id, event.outcome, event.error)
+        self.outcomes[event.role].put(event)
+        if self.on_event is not None:
+            self.on_event(event)
