@@ -1,7 +1,6 @@
-"""Nested mappings as plain data: dotted leaves, immutable and mutable copies."""
+"""Nested mappings as plain data: dotted leaves and mutable copies."""
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 
@@ -40,15 +39,6 @@ def without_empty_sections(mapping: Mapping[str, Any]) -> dict[str, Any]:
         key: without_empty_sections(value) if isinstance(value, Mapping) else value for key, value in mapping.items()
     }
     return {key: value for key, value in pruned.items() if value != {}}
-
-
-def freeze(value: Any) -> Any:
-    """Return a deeply immutable copy: mappings become read-only, lists become tuples."""
-    if isinstance(value, Mapping):
-        return MappingProxyType({key: freeze(item) for key, item in value.items()})
-    if isinstance(value, list | tuple):
-        return tuple(freeze(item) for item in value)
-    return value
 
 
 def thaw(value: Any) -> Any:

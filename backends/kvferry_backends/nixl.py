@@ -1,0 +1,34 @@
+"""NIXL as a transfer backend: what it can do, whether it is here, and its agent."""
+
+from collections.abc import Mapping
+
+from kvferry_backends.probing import library_findings
+from kvferry_plugins import hookimpl
+from kvferry_plugins.transceiver import TransferAgent
+from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
+
+_BACKEND = TransferBackend(
+    name="NIXL",
+    # A finite timeout under PYTHON: as TensorRT-LLM's Python transceiver, whose constructor refuses null.
+    runtimes={"PYTHON": RuntimeSupport(needs_finite_timeout=True), "CPP": RuntimeSupport()},
+    probe="kvferry_backends.nixl:probe",
+    requires=("nixl", "torch"),
+    install="pip install 'kvferry[nixl]'",
+)
+
+
+@hookimpl
+def transfer_backends() -> tuple[TransferBackend, ...]:
+    return (_BACKEND,)
+
+
+@hookimpl
+def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
+    from kvferry_backends.nixl_agent import NixlAgent
+
+    return NixlAgent(spec)
+
+
+def probe() -> Mapping[str, object]:
+    """Report what is installed; called in a process of its own."""
+    return library_findings("nixl", distributions=("nixl", "nixl-cu12", "nixl-cu13"))

@@ -1,0 +1,229 @@
+"""Joins everything: ``resolve`` decides what a deployment gets, ``build`` makes it."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvferry.checkpoint import ModelSpec, load_model_spec
+from kvferry.config import EngineArgs, parse_engine_args
+from kvferry.registry.answers import Answer
+from kvferry.registry.availability import missing_modules
+from kvferry.registry.door import Registry
+from kvferry.resolution.plan import make_plan
+from kvferry_plugins.errors import BackendUnavailableError
+from kvferry_plugins.kv_cache import KVCacheManager
+from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
+from kvferry_plugins.types import (
+    AgentSpec,
+    ManagerSpec,
+    ModelGeometry,
+    Peer,
+    Plan,
+    Role,
+    TransceiverSpec,
+    TransferEvent,
+)
+
+log = logging.getLogger("kvferry")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What ``build`` made, and the plan it was made from."""
+
+    plan: Plan
+    manager: KVCacheManager
+    transceiver: KvCacheTransceiver | None
+    """None where the transceiver is off."""
+
+    def shutdown(self) -> None:
+        """Shut the transceiver down, then the manager; idempotent."""
+        try:
+            if self.transceiver is not None:
+                self.transceiver.shutdown()
+        finally:
+            self.manager.shutdown()
+
+
+def resolve(
+    args: EngineArgs | Mapping[str, Any],
+    *,
+    model: ModelSpec | str | Path | None,
+    registry: Registry,
+    environ: Mapping[str, str],
+    execution_architecture: str | None = None,
+) -> Plan:
+    """Decide what a deployment gets, and why; ``make_plan`` is the pure part.
+
+    Args:
+        args: the engine configuration.
+        model: what is known of the checkpoint, or where it is; a text that is an identifier and no existing path is
+            an architecture's name. None = no model.
+        registry: whose active plugins are asked.
+        environ: the environment; pass ``os.environ``, or ``{}``.
+        execution_architecture: what the loader runs the checkpoint with, where it differs.
+
+    Raises:
+        KvferryError: the one thing that stands in the way; several as a ResolutionError, in the order of the steps.
+    """
+    if not isinstance(args, EngineArgs):
+        args = parse_engine_args(args)
+    return make_plan(
+        args,
+        model=_model_spec(model),
+        registry=registry,
+        environ=environ,
+        execution_architecture=execution_architecture,
+    )
+
+
+def build(
+    plan: Plan,
+    *,
+    registry: Registry,
+    role: Role,
+    geometry: ModelGeometry,
+    model_identity: Mapping[str, str],
+    device: str | None = None,
+    bind: str = "tcp://127.0.0.1:0",
+    on_event: Callable[[TransferEvent], None] | None = None,
+) -> WorkerParts:
+    """Make the manager and the transceiver of a plan, asking the plugins that it names and no others.
+
+    Args:
+        plan: from ``resolve``.
+        registry: the one that the plan was resolved with.
+        role: the side that this worker serves.
+        geometry: the model's KV cache on this rank; see ``kvferry.checkpoint.model_geometry``.
+        model_identity: for the handshake: ``config`` and ``weights`` digests, ``architecture``.
+        device: ``cpu`` or ``cuda:N``; None = as the configuration says.
+        bind: where the control socket listens.
+        on_event: told the end of every transfer, beside the observers.
+
+    Raises:
+        BackendUnavailableError: a library is not installed here, or a part is not there yet.
+        HookError: a maker failed. What was built before it is shut down.
+    """
+    registry.plan_resolved(plan)
+    _log_plan(plan)
+    _require_libraries(plan, registry)
+    device = device or _device(plan)
+    with contextlib.ExitStack() as undo:
+        manager = registry.create_kv_cache_manager(plan.providers.manager or "", _manager_spec(plan, geometry, device))
+        undo.callback(manager.shutdown)
+        transceiver = None
+        if plan.runtime is not None and plan.backend is not None and plan.providers.runtime is not None:
+            spec = TransceiverSpec(
+                role=role,
+                runtime=plan.runtime,
+                backend=plan.backend,
+                manager=manager,
+                create_agent=_agent_maker(plan, registry),
+                model=model_identity,
+                config=plan.effective["cache_transceiver_config"],
+                plugins=registry.plugin_set(),
+                peers=tuple(Peer(**peer) for peer in plan.effective["peers"]),
+                bind=bind,
+                device=device,
+                on_event=_event_teller(registry, on_event),
+            )
+            log.info("Using %s", _class_name(plan, registry))
+            transceiver = registry.create_transceiver(plan.providers.runtime, spec)
+        undo.pop_all()
+    return WorkerParts(plan, manager, transceiver)
+
+
+def missing_libraries(plan: Plan, registry: Registry) -> dict[str, str]:
+    """Say what of a plan cannot be built here for want of a library; nothing is imported.
+
+    Returns:
+        ``backend``, ``runtime``, ``manager`` → what is missing and what to do; nothing for a part that can be built.
+    """
+    declared = {
+        "backend": _declaration(registry.transfer_backends(), plan.providers.backend, plan.backend),
+        "runtime": _declaration(registry.transceiver_runtimes(), plan.providers.runtime, plan.runtime),
+        "manager": _declaration(registry.kv_cache_managers(), plan.providers.manager, plan.manager),
+    }
+    found: dict[str, str] = {}
+    for part, declaration in declared.items():
+        missing = missing_modules(declaration.requires) if declaration else ()
+        if missing:
+            remedy = f"; {declaration.install}" if declaration.install else ""
+            what = f"{part} {declaration.name} needs {' and '.join(missing)}"
+            found[part] = f"{what}, not installed here{remedy}"
+    return found
+
+
+def _declaration(answers: Iterable[Answer[Any]], plugin: str | None, name: str | None) -> Any:
+    """Find what a plan's provider declared under the plan's name, or None."""
+    return next((each.value for each in answers if each.plugin == plugin and each.value.name == name), None)
+
+
+def _class_name(plan: Plan, registry: Registry) -> str:
+    runtime = _declaration(registry.transceiver_runtimes(), plan.providers.runtime, plan.runtime)
+    return runtime.class_name if runtime else str(plan.runtime)
+
+
+def _log_plan(plan: Plan) -> None:
+    for warning in plan.warnings:
+        log.warning("%s", warning)
+    for line in plan.log:
+        log.info("%s", line)
+
+
+def _require_libraries(plan: Plan, registry: Registry) -> None:
+    missing = missing_libraries(plan, registry)
+    if missing:
+        raise BackendUnavailableError(f"this plan cannot be built here: {'; '.join(missing.values())}")
+
+
+def _device(plan: Plan) -> str:
+    """Return ``cpu`` or ``cuda:0``; ``auto`` takes a GPU if torch sees one."""
+    configured = plan.effective["device"]
+    if configured == "auto":
+        import torch
+
+        configured = "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda:0" if configured == "cuda" else configured
+
+
+def _manager_spec(plan: Plan, geometry: ModelGeometry, device: str) -> ManagerSpec:
+    config = plan.effective["kv_cache_config"]
+    return ManagerSpec(
+        kind=plan.manager,
+        geometry=geometry,
+        tokens_per_block=config["tokens_per_block"],
+        max_tokens=config["max_tokens"],
+        free_memory_fraction=config["free_gpu_memory_fraction"],
+        enable_block_reuse=config["enable_block_reuse"],
+        device=device,
+        options=config,
+    )
+
+
+def _agent_maker(plan: Plan, registry: Registry) -> Callable[[AgentSpec], TransferAgent]:
+    """Bind the plan's backend provider, so that a runtime cannot ask another one."""
+    provider = plan.providers.backend or ""
+    return lambda spec: registry.create_transfer_agent(provider, spec)
+
+
+def _event_teller(
+    registry: Registry, on_event: Callable[[TransferEvent], None] | None
+) -> Callable[[TransferEvent], None]:
+    def tell(event: TransferEvent) -> None:
+        registry.transfer_finished(event)
+        if on_event is not None:
+            on_event(event)
+
+    return tell
+
+
+def _model_spec(model: ModelSpec | str | Path | None) -> ModelSpec | None:
+    if model is None or isinstance(model, ModelSpec):
+        return model
+    if isinstance(model, str) and model.isidentifier() and not Path(model).exists():
+        return ModelSpec(model)
+    return load_model_spec(model)
