@@ -121,7 +121,7 @@ def build(
                 runtime=plan.runtime,
                 backend=plan.backend,
                 manager=manager,
-                create_agent=_agent_maker(plan, registry),
+                create_agent=agent_maker(plan, registry),
                 model=model_identity,
                 config=plan.effective["cache_transceiver_config"],
                 plugins=registry.plugin_set(),
@@ -204,7 +204,7 @@ def _manager_spec(plan: Plan, geometry: ModelGeometry, device: str) -> ManagerSp
     )
 
 
-def _agent_maker(plan: Plan, registry: Registry) -> Callable[[AgentSpec], TransferAgent]:
+def agent_maker(plan: Plan, registry: Registry) -> Callable[[AgentSpec], TransferAgent]:
     """Bind the plan's backend provider, so that a runtime cannot ask another one."""
     provider = plan.providers.backend or ""
     return lambda spec: registry.create_transfer_agent(provider, spec)

@@ -1,0 +1,1 @@
+"""Measuring ourselves against the raw transport, in one run."""

@@ -1,0 +1,237 @@
+"""One side of a measured or tormented pair: a real manager and transceiver in a process, driven by lines of JSON.
+
+Run as ``python -m kvferry.bench.peer '{"role": "context", …}'``.
+"""
+
+import base64
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvferry.bench import patterns
+from kvferry.bench.timed_agent import TimedAgent
+from kvferry.cache.manager_v1 import KVCacheManagerV1
+from kvferry.dispatcher import agent_maker, resolve
+from kvferry.registry.door import Registry
+from kvferry.registry.load import load_registry
+from kvferry.registry.toggles import Toggles
+from kvferry.transceiver.coalesce import plan_segments
+from kvferry.transceiver.pieces import cut
+from kvferry_plugins.layout import BlockIds
+from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
+from kvferry_plugins.types import (
+    AgentSpec,
+    DisaggregatedParams,
+    ManagerSpec,
+    ModelGeometry,
+    Role,
+    TransceiverSpec,
+    TransferRequest,
+    TransferStatus,
+)
+
+TOKENS_PER_BLOCK = 16
+_ITEM_BYTES = 2
+_BYTES_A_DIM = 2 * TOKENS_PER_BLOCK * _ITEM_BYTES
+"""Of one layer with one head: key and value."""
+
+
+class PermutedManager(KVCacheManagerV1):
+    """Manager V1 whose tables are shuffled, as after long service: the same blocks, in an order drawn from a seed."""
+
+    permutation_seed: int | None = None
+
+    def block_table(self, request_id: int) -> tuple[BlockIds, ...]:
+        """The request's blocks, shuffled if a seed is set."""
+        tables = super().block_table(request_id)
+        if self.permutation_seed is None:
+            return tables
+        return tuple(np.random.default_rng(self.permutation_seed).permutation(table) for table in tables)
+
+
+class PeerProcess:
+    """The commands that a pair is driven by; each returns what is printed as JSON."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.role = Role(options["role"])
+        geometry = ModelGeometry(1, 1, options["block_bytes"] // _BYTES_A_DIM, "float16", (None,))
+        tokens = options["blocks"] * TOKENS_PER_BLOCK
+        spec = ManagerSpec("V1", geometry, TOKENS_PER_BLOCK, tokens, 0.5, bool(options.get("reuse", False)), "cpu")
+        self.manager = PermutedManager(spec)
+        self.pool = self.manager.layout.pools[0]
+        self.agent: TimedAgent | None = None
+        self.requests: dict[int, TransferRequest] = {}
+        registry = load_registry(toggles=Toggles())
+        self.transceiver = self._make_transceiver(options, registry)
+
+    def _make_transceiver(self, options: Mapping[str, Any], registry: Registry) -> KvCacheTransceiver:
+        config = {"cache_transceiver_config": options["config"]}
+        plan = resolve(config, model=None, registry=registry, environ={})
+        make_agent = agent_maker(plan, registry)
+
+        def make_timed_agent(spec: AgentSpec) -> TransferAgent:
+            self.agent = TimedAgent(make_agent(spec))
+            return self.agent
+
+        assert plan.runtime is not None
+        assert plan.backend is not None
+        assert plan.providers.runtime is not None
+        return registry.create_transceiver(
+            plan.providers.runtime,
+            TransceiverSpec(
+                role=self.role,
+                runtime=plan.runtime,
+                backend=plan.backend,
+                manager=self.manager,
+                create_agent=make_timed_agent,
+                model=options.get("model", {"architecture": "bench", "config": "bench", "weights": "bench"}),
+                config=plan.effective["cache_transceiver_config"],
+            ),
+        )
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+
+    def allocate(self, request: int, blocks: int, prompt_seed: int | None = None) -> dict[str, Any]:
+        """Give a request its blocks; the prompt's tokens are drawn from ``prompt_seed`` (default: the request)."""
+        seed = request if prompt_seed is None else prompt_seed
+        prompt = tuple(range(seed << 24, (seed << 24) + blocks * TOKENS_PER_BLOCK))
+        cached = self.manager.allocate(request, len(prompt), prompt)
+        self.requests[request] = TransferRequest(request, prompt, cached_tokens=cached)
+        return {"cached_tokens": cached, "first_block": int(self.manager.block_table(request)[0][0])}
+
+    def permute(self, seed: int | None) -> dict[str, Any]:
+        """Shuffle every table from now on; None = no more."""
+        self.manager.permutation_seed = seed
+        return {}
+
+    def fill(self, request: int, seed: int) -> dict[str, Any]:
+        """Write a pattern to a request's blocks."""
+        patterns.fill(self.pool, self.manager.block_table(request)[0], seed)
+        return {}
+
+    def poison(self, request: int) -> dict[str, Any]:
+        """Spoil a request's blocks."""
+        patterns.poison(self.pool, self.manager.block_table(request)[0])
+        return {}
+
+    def wrong_blocks(self, request: int, seed: int) -> dict[str, Any]:
+        """Count the blocks of a request that do not hold the pattern of ``seed``."""
+        wrong = patterns.wrong_blocks(self.pool, self.manager.block_table(request)[0], seed)
+        return {"wrong": len(wrong), "first": wrong[:5]}
+
+    def free(self, request: int) -> dict[str, Any]:
+        """Give a request's blocks back."""
+        del self.requests[request]
+        self.manager.free(request)
+        return {}
+
+    def statistics(self) -> dict[str, Any]:
+        """Count the manager's blocks."""
+        figures = self.manager.statistics()
+        return {"total": figures.total, "free": figures.free, "cached": figures.cached, "in_use": figures.in_use}
+
+    # --- transfers -----------------------------------------------------------------------------------------------
+
+    def params(self, request: int) -> dict[str, Any]:
+        """What the generation worker needs."""
+        params = self.transceiver.get_disaggregated_params(self.requests[request])
+        return {"params": base64.b64encode(msgspec.msgpack.encode(params)).decode()}
+
+    def respond(self, request: int) -> dict[str, Any]:
+        """Send a request's KV."""
+        begun = time.monotonic()
+        self.transceiver.respond_and_send_async(self.requests[request])
+        return {"begun": begun}
+
+    def receive(self, request: int, params: str) -> dict[str, Any]:
+        """Fetch a request's KV."""
+        decoded = msgspec.msgpack.decode(base64.b64decode(params), type=DisaggregatedParams)
+        known = self.requests[request]
+        self.requests[request] = TransferRequest(
+            request, known.prompt_token_ids, cached_tokens=known.cached_tokens, params=decoded
+        )
+        begun = time.monotonic()
+        self.transceiver.request_and_receive_async(self.requests[request])
+        return {"begun": begun}
+
+    def wait(self, at_least: int = 1) -> dict[str, Any]:
+        """Outcomes since the last call, with the moment at which they were known."""
+        check: Callable[[int], TransferStatus] = (
+            self.transceiver.check_context_transfer_status
+            if self.role is Role.CONTEXT
+            else self.transceiver.check_gen_transfer_status
+        )
+        status = check(at_least)
+        now = time.monotonic()
+        events = [
+            {
+                "request": event.request_id,
+                "outcome": event.outcome,
+                "nbytes": event.nbytes,
+                "error": type(event.error).__name__ if event.error is not None else None,
+                "message": str(event.error) if event.error is not None else None,
+                "transfer_seconds": event.transfer_seconds,
+            }
+            for event in status.events
+        ]
+        return {"at": now, "events": events}
+
+    def cancel(self, request: int) -> dict[str, Any]:
+        """Cancel a request."""
+        return {"free_now": self.transceiver.cancel_request(self.requests[request])}
+
+    def status(self) -> dict[str, Any]:
+        """The transceiver's own words."""
+        return dict(self.transceiver.status_dump())
+
+    def parts(self) -> dict[str, Any]:
+        """Seconds of the agent's calls since the last ask: posting, and from the first post to the last completion."""
+        return self.agent.take_figures() if self.agent is not None else {}
+
+    def planning_seconds(self, request: int) -> dict[str, Any]:
+        """How long it takes to plan a request's segments and cut them into pieces (onto its own table)."""
+        layout, table = self.manager.layout, self.manager.block_table(request)[0]
+        begun = time.monotonic()
+        pieces = list(cut(*plan_segments(layout, layout, 0, table, table)))
+        seconds = time.monotonic() - begun
+        return {"seconds": seconds, "pieces": len(pieces), "segments": sum(len(piece.src) for piece in pieces)}
+
+    def cpu_seconds(self) -> dict[str, Any]:
+        """CPU time of this process so far, and the clock."""
+        times = os.times()
+        return {"cpu": times.user + times.system, "at": time.monotonic()}
+
+    def shutdown(self) -> None:
+        """End the transceiver, then the manager."""
+        self.transceiver.shutdown()
+        self.manager.shutdown()
+
+
+def main() -> None:
+    """Answer commands until the input ends."""
+    peer = PeerProcess(json.loads(sys.argv[1]))
+    _say({"ready": True, "pid": os.getpid()})
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            _say(getattr(peer, command.pop("command"))(**command))
+        except Exception as error:
+            traceback.print_exc()
+            _say({"error": f"{type(error).__name__}: {error}"})
+    peer.shutdown()
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
