@@ -1,0 +1,43 @@
+"""The raw transport, as its backend's own module runs it, and a raw ZeroMQ round trip."""
+
+import signal
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from kvferry.bench.processes import Child
+
+
+class RawBaseline:
+    """Two processes of the raw transport, driven between our rounds.
+
+    They are stopped while they are not asked: NIXL's progress thread spins, and would take a core from our rounds.
+
+    Args:
+        module: what ``python -m`` runs; it answers ``write`` and ``write_one_block`` for each of its ``ways``.
+        nbytes: of one contiguous write.
+        block_bytes: of one block.
+    """
+
+    def __init__(self, module: str, nbytes: int, block_bytes: int) -> None:
+        arguments = ["--bytes", str(nbytes), "--block-bytes", str(block_bytes)]
+        self._child = Child(module, arguments, name="raw transport")
+        ready = self._child.answer(timeout=120)
+        self.ways: list[str] = ready["ways"]
+
+    def write(self, way: str) -> float:
+        """Seconds of one contiguous write of all bytes."""
+        return float(self._child.ask("write", way=way)["seconds"])
+
+    def write_one_block(self, way: str) -> float:
+        """Seconds of one write of one block."""
+        return float(self._child.ask("write_one_block", way=way)["seconds"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.close()
