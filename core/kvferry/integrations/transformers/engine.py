@@ -211,8 +211,7 @@ class PagedEngine:
     def _cache(self, request: GenerationRequest, cached_tokens: int) -> "PagedCache":
         from kvferry.integrations.transformers.paged_cache import PagedCache
 
-        windows = self.loaded.geometry.windows
-        return PagedCache(self.manager, request.request_id, cached_tokens=cached_tokens, windows=windows)
+        return PagedCache(self.manager, request.request_id, cached_tokens=cached_tokens)
 
     def _forward(self, running: RunningRequest, token_ids: "tuple[int, ...] | list[int]") -> "torch.Tensor":
         """Run the model over new tokens; the last one's logits, ``[vocabulary]``."""

@@ -3,7 +3,6 @@
 Import this module only where transformers is wanted: a subclass needs its base.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch  # noqa: TID253
@@ -27,12 +26,12 @@ class BlockSlots:
         self._reload()
         self._span = (-1, -1)
 
-    def locate(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def locate(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | slice]:
         """Make room for tokens up to ``stop``.
 
         Returns:
-            Block and position inside it of the tokens ``start`` … ``stop``, and the blocks of all tokens before
-            ``stop``: int64 each.
+            Block and position inside it of the tokens ``start`` … ``stop``, int64 each, and the blocks of all tokens
+            before ``stop``: int64, or a slice where they are consecutive.
 
         Raises:
             CacheFullError: no block is left; nothing was written.
@@ -44,7 +43,7 @@ class BlockSlots:
             tokens = torch.arange(start, stop, device=self._device)
             self._blocks = self._table[tokens // self.tokens_per_block]
             self._positions = tokens % self.tokens_per_block
-            self._used = self._table[: -(-stop // self.tokens_per_block)]
+            self._used = _consecutive(self._table[: -(-stop // self.tokens_per_block)])
             self._span = (start, stop)
         return self._blocks, self._positions, self._used
 
@@ -59,14 +58,11 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     A layer with a sliding window keeps all tokens too; transformers' mask hides what is behind the window.
     """
 
-    def __init__(
-        self, views: tuple[torch.Tensor, torch.Tensor], slots: BlockSlots, length: int, window: int | None
-    ) -> None:
+    def __init__(self, views: tuple[torch.Tensor, torch.Tensor], slots: BlockSlots, length: int) -> None:
         super().__init__()
         self._key_view, self._value_view = views
         self._slots = slots
         self.length = length
-        self.is_sliding = window is not None
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -107,15 +103,12 @@ class PagedCache(Cache):  # type: ignore[misc]
         manager: has the request's blocks; one layer group.
         request_id: the request.
         cached_tokens: leading tokens whose KV is in the blocks already.
-        windows: each layer's sliding window in tokens, or None.
     """
 
-    def __init__(
-        self, manager: KVCacheManager, request_id: int, *, cached_tokens: int = 0, windows: Sequence[int | None]
-    ) -> None:
+    def __init__(self, manager: KVCacheManager, request_id: int, *, cached_tokens: int = 0) -> None:
         slots = BlockSlots(manager, request_id)
         layers = [
-            PagedLayer(manager.layer_views(layer), slots, cached_tokens, window) for layer, window in enumerate(windows)
+            PagedLayer(manager.layer_views(layer), slots, cached_tokens) for layer in manager.layout.groups[0].layers
         ]
         super().__init__(layers=layers)
 
@@ -126,8 +119,16 @@ class PagedCache(Cache):  # type: ignore[misc]
         return min(lengths)
 
 
-def _gather(view: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
+def _consecutive(blocks: torch.Tensor) -> torch.Tensor | slice:
+    """The same blocks as a slice where they are consecutive: that copies without an index."""
+    first, last = int(blocks[0]), int(blocks[-1])
+    if last - first == len(blocks) - 1 and bool((blocks.diff() == 1).all()):
+        return slice(first, last + 1)
+    return blocks
+
+
+def _gather(view: torch.Tensor, blocks: torch.Tensor | slice, length: int) -> torch.Tensor:
     """Copy blocks ``[n, heads, tokens, dim]`` into one run of tokens, ``[1, heads, length, dim]``."""
-    heads, tokens_per_block, head_dim = view.shape[1:]
-    gathered = view.transpose(0, 1).index_select(1, blocks)
-    return gathered.reshape(1, heads, len(blocks) * tokens_per_block, head_dim)[:, :, :length]
+    _, heads, _, head_dim = view.shape
+    # Not index_select: it would first copy the whole pool's layer, whose strides it does not take.
+    return view.transpose(0, 1)[:, blocks].reshape(1, heads, -1, head_dim)[:, :, :length]
