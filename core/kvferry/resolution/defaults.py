@@ -40,11 +40,13 @@ class ModelDefaults:
     """True or false for ``use_kv_cache_manager_v2``; ``auto`` is no wish."""
 
 
-def not_asked(args: EngineArgs, architecture: str | None) -> str | None:
+def not_asked(args: EngineArgs, model: ModelSpec | None, architecture: str | None) -> str | None:
     """Say why no model hook is called, or None where they are."""
     if args.model_loader == "external":
         return "model_loader is 'external'"
-    return None if architecture is not None else "no model given that names its architecture"
+    if architecture is not None:
+        return None
+    return "no model given" if model is None else "the checkpoint names no architecture"
 
 
 def collect_defaults(
@@ -63,7 +65,7 @@ def collect_defaults(
     """
     written = args.written()
     user = dict(leaves(written))
-    if architecture is None or not_asked(args, architecture):
+    if architecture is None or not_asked(args, model, architecture):
         return ModelDefaults(decisions=tuple(_user_decisions(args, user)))
     answers = registry.model_defaults(architecture, model.pretrained_config if model else None, written)
     by_leaf = _by_leaf(answers)

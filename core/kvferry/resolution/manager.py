@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvferry.checkpoint import ModelSpec
 from kvferry.config import EngineArgs
 from kvferry.registry.answers import Answer
 from kvferry.registry.door import Registry
@@ -30,6 +31,7 @@ class ManagerQuestion:
     """All that step 4 looks at."""
 
     args: EngineArgs
+    model: ModelSpec | None
     architecture: str | None
     """The *execution* architecture."""
     wishes: Sequence[Answer[bool]]
@@ -70,7 +72,7 @@ def _automatic(question: ManagerQuestion) -> Decision:
         winner = ranked.winner
         reason = f"default of {question.architecture}"
         return Decision(MANAGER, "auto", winner.value, "model", winner.plugin, reason, ranked.candidates())
-    silence = not_asked(question.args, question.architecture)
+    silence = not_asked(question.args, question.model, question.architecture)
     lost = (Candidate(None, "model", None, f"not asked: {silence}"),) if silence else ()
     reason = f"falls back to V1: {silence or f'no plugin has a wish for {question.architecture}'}"
     return Decision(MANAGER, "auto", False, "fallback", None, reason, lost)

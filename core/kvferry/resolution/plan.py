@@ -51,7 +51,7 @@ def make_plan(
     )
     blockers.extend(broken_rules(args, defaults))
     runtime = _attempt(blockers, lambda: choose_runtime(RuntimeQuestion(args, model, registry, prefer, backend)))
-    question = ManagerQuestion(args, executed, defaults.manager_wishes, registry, prefer, backend, runtime)
+    question = ManagerQuestion(args, model, executed, defaults.manager_wishes, registry, prefer, backend, runtime)
     manager = _attempt(blockers, lambda: choose_manager(question))
     if blockers:
         raise blockers[0] if len(blockers) == 1 else ResolutionError(blockers)

@@ -94,7 +94,7 @@ def _explicit(question: RuntimeQuestion, configured: str | None) -> RuntimeChoic
 
 
 def _automatic(question: RuntimeQuestion) -> RuntimeChoice:
-    silence = not_asked(question.args, question.architecture)
+    silence = not_asked(question.args, question.model, question.architecture)
     preference = None if silence else _preference(question)
     obstacles = _obstacles(question, preference.winner.value) if preference else ()
     if preference and not obstacles:
