@@ -7,14 +7,17 @@ memory. Nothing here touches memory; addresses are plain integers.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-BlockIds = NDArray[np.int32]
+# As text: a command that only resolves imports this module too, and has no 0.1 s to spend on NumPy.
+BlockIds: TypeAlias = "NDArray[np.int32]"
 """Block ids of one request in one group, in token order, int32[n]; −1 = not here."""
 
-Addresses = NDArray[np.int64]
+Addresses: TypeAlias = "NDArray[np.int64]"
 """Byte addresses or byte counts, int64[n]."""
 
 
