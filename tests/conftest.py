@@ -1,0 +1,37 @@
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path(__file__).parent / "packages"
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(tmp_path_factory, monkeypatch):
+    """No test reads or writes the settings of whoever runs it."""
+    home = tmp_path_factory.mktemp("settings")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    for variable in ("KVFERRY_PLUGINS", "KVFERRY_DISABLE_PLUGINS", "KVFERRY_DISABLE_PLUGIN_AUTOLOAD"):
+        monkeypatch.delenv(variable, raising=False)
+    for backend in ("NIXL", "UCX", "MOONCAKE", "MPI"):
+        monkeypatch.delenv(f"TRTLLM_USE_{backend}_KVCACHE", raising=False)
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Put packages of ``tests/packages`` on the path, as if they were installed, the first first."""
+    before = set(sys.modules)
+
+    def put_on_path(*folders: str) -> None:
+        for folder in reversed(folders):
+            monkeypatch.syspath_prepend(str(PACKAGES / folder))
+        path = ":".join(str(PACKAGES / folder) for folder in folders)
+        monkeypatch.setenv("PYTHONPATH", path)
+        importlib.invalidate_caches()
+
+    yield put_on_path
+    for name in set(sys.modules) - before:
+        if str(PACKAGES) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]

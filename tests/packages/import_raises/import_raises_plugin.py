@@ -1,0 +1,3 @@
+import kvferry_no_such_module
+
+assert kvferry_no_such_module

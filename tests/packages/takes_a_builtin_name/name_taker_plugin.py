@@ -1,0 +1,6 @@
+from kvferry_plugins import hookimpl
+
+
+@hookimpl
+def preferred_transceiver_runtime(architecture):
+    return "CPP" if architecture == "AcmeForCausalLM" else None
