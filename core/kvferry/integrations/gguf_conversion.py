@@ -147,7 +147,7 @@ def _progress_bar_replaced(reader: Any, progress: Progress) -> Iterator[None]:
             progress("converting the weights", number / len(tensors))
             yield tensor
 
-    original = reader.tqdm
+    original = getattr(reader, "tqdm", None)
     reader.tqdm = report
     try:
         yield
