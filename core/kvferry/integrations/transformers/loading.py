@@ -51,7 +51,7 @@ class LoadedModel:
 
     @cached_property
     def cache_argument(self) -> str:
-        """What ``forward`` calls its cache: ``cache`` since transformers 5.23, ``past_key_values`` before."""
+        """What ``forward`` calls its cache: ``cache`` in 5.24, ``past_key_values`` in releases before the renaming."""
         return "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
 
 
