@@ -33,19 +33,21 @@ def plain_plugin(record: "PluginRecord", last: "LastState | None") -> dict[str, 
 
 
 def print_plugins(records: "Iterable[PluginRecord]", states: "Mapping[str, LastState]") -> None:
-    """Print a table, one line a plugin."""
+    """Print a table, one line a plugin, and below it why some are off."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("plugin", "state", "origin", "distribution", "why", "when last loaded"):
+    for heading in ("plugin", "state", "origin", "distribution", "when last loaded"):
         table.add_column(heading, overflow="fold")
-    for record in records:
-        last = states.get(record.name)
-        cells = (record.name, str(record.state), str(record.origin), record.printed_distribution, _why(record))
-        table.add_row(*(Text(cell) for cell in (*cells, _when(last))))
-    Console(soft_wrap=False).print(table)
+    shown = list(records)
+    for record in shown:
+        cells = (record.name, record.state, record.origin, record.printed_distribution, _when(states.get(record.name)))
+        table.add_row(*(Text(cell) for cell in cells))
+    Console().print(table)
+    explained = [f"{record.name}: {why}" for record in shown if (why := _why(record))]
+    click.echo("\n".join(["", *explained]) if explained else "", nl=bool(explained))
 
 
 def print_plugin(record: "PluginRecord", last: "LastState | None") -> None:
@@ -61,7 +63,7 @@ def print_plugin(record: "PluginRecord", last: "LastState | None") -> None:
         "decided by": record.decided_by or "nobody: on by itself",
         "hooks": ", ".join(record.hooks) or None,
         "import": f"{seconds * 1000:.1f} ms" if seconds is not None else None,
-        "last loaded": _when(last) + (f": {last.reason}" if last and last.reason else ""),
+        "last loaded": f"{last.state}, {last.date}" + (f": {last.reason}" if last.reason else "") if last else "never",
     }
     for fact, value in facts.items():
         if value:
@@ -72,9 +74,9 @@ def print_plugin(record: "PluginRecord", last: "LastState | None") -> None:
 
 def _why(record: "PluginRecord") -> str:
     if record.reason:
-        return record.reason
+        return f"{record.state} {record.reason}" if record.decided_by else record.reason
     return f"enabled by {record.decided_by}" if record.decided_by else ""
 
 
 def _when(last: "LastState | None") -> str:
-    return f"{last.state}, {last.date}" if last else "never"
+    return f"{last.state}, {last.date[:10]}" if last else "never"

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -11,6 +12,7 @@ from kvferry.registry.answers import Answer
 from kvferry.registry.freezing import freeze
 from kvferry.registry.observers import Observer, ObserverCounts
 from kvferry.registry.records import PluginRecord, describe_inactive
+from kvferry.registry.registration import taken_arguments
 from kvferry_plugins.errors import HookError, KvferryError, PluginLoadError
 from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
@@ -38,6 +40,13 @@ _DECLARED: tuple[tuple[str, type[Declaration]], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Implementation:
+    plugin: str
+    function: Callable[..., Any]
+    takes: tuple[str, ...]
+
+
 class Registry:
     """Which plugins there are, and their answers, sorted by plugin name.
 
@@ -54,7 +63,7 @@ class Registry:
         prefer: Mapping[str, str] | None = None,
         warnings: Sequence[str] = (),
     ) -> None:
-        self._manager = manager
+        self._implementations = _implementations(manager)
         self._records = {record.name: record for record in sorted(records, key=lambda record: record.name)}
         self._observers: dict[str, Observer] = {}
         self.prefer: Mapping[str, str] = MappingProxyType(dict(prefer or {}))
@@ -127,15 +136,15 @@ class Registry:
 
     def create_transceiver(self, plugin: str, spec: TransceiverSpec) -> KvCacheTransceiver:
         """Ask that one plugin. Raises HookError, or the KvferryError that it raised."""
-        return cast("KvCacheTransceiver", self._make("create_transceiver", plugin, spec))
+        return self._make("create_transceiver", plugin, spec, KvCacheTransceiver)  # type: ignore[type-abstract]
 
     def create_transfer_agent(self, plugin: str, spec: AgentSpec) -> TransferAgent:
         """Ask that one plugin. Raises HookError, or the KvferryError that it raised."""
-        return cast("TransferAgent", self._make("create_transfer_agent", plugin, spec))
+        return self._make("create_transfer_agent", plugin, spec, TransferAgent)  # type: ignore[type-abstract]
 
     def create_kv_cache_manager(self, plugin: str, spec: ManagerSpec) -> KVCacheManager:
         """Ask that one plugin. Raises HookError, or the KvferryError that it raised."""
-        return cast("KVCacheManager", self._make("create_kv_cache_manager", plugin, spec))
+        return self._make("create_kv_cache_manager", plugin, spec, KVCacheManager)  # type: ignore[type-abstract]
 
     # --- observers ------------------------------------------------------------------------------------------
 
@@ -158,18 +167,14 @@ class Registry:
 
     # --- the relay ------------------------------------------------------------------------------------------
 
-    def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
-        caller = getattr(self._manager.hook, hook)
-        return sorted(caller.get_hookimpls(), key=lambda implementation: implementation.plugin_name)
-
     def _opinions(self, hook: str, **arguments: Any) -> list[Answer[Any]]:
-        answers = (self._ask(implementation, hook, arguments) for implementation in self._implementations(hook))
+        answers = (self._ask(implementation, hook, arguments) for implementation in self._implementations[hook])
         return [answer for answer in answers if answer.value is not None]
 
     def _declared(self, hook: str, kind: type[T]) -> list[Answer[T]]:
-        return [answer for each in self._implementations(hook) for answer in self._declared_by(each, hook, kind)]
+        return [answer for each in self._implementations[hook] for answer in self._declared_by(each, hook, kind)]
 
-    def _declared_by(self, implementation: pluggy.HookImpl, hook: str, kind: type[T]) -> list[Answer[T]]:
+    def _declared_by(self, implementation: _Implementation, hook: str, kind: type[T]) -> list[Answer[T]]:
         answer = self._ask(implementation, hook, {}, collect=_as_tuple)
         for value in answer.value:
             if not isinstance(value, kind):
@@ -182,24 +187,24 @@ class Registry:
         except HookError:
             return []
 
-    def _of(self, plugin: str, hook: str) -> list[pluggy.HookImpl]:
-        return [each for each in self._implementations(hook) if each.plugin_name == plugin]
+    def _of(self, plugin: str, hook: str) -> list[_Implementation]:
+        return [each for each in self._implementations[hook] if each.plugin == plugin]
 
     def _ask(
         self,
-        implementation: pluggy.HookImpl,
+        implementation: _Implementation,
         hook: str,
         arguments: Mapping[str, Any],
         collect: Callable[[Any], Any] = lambda value: value,
     ) -> Answer[Any]:
-        record = self._records[implementation.plugin_name]
+        record = self._records[implementation.plugin]
         try:
             value = collect(_call(implementation, arguments))
         except (Exception, SystemExit) as error:
             raise self._error(hook, record.name, f"raised {type(error).__name__}: {error}") from error
         return Answer(record.name, record.printed_distribution, record.rank, value)
 
-    def _make(self, hook: str, plugin: str, spec: object) -> object:
+    def _make(self, hook: str, plugin: str, spec: object, kind: type[T]) -> T:
         implementation = self._maker(hook, plugin)
         try:
             made = _call(implementation, {"spec": spec})
@@ -209,9 +214,11 @@ class Registry:
             raise self._error(hook, plugin, f"raised {type(error).__name__}: {error}") from error
         if made is None:
             raise self._error(hook, plugin, "returned None, though the plan names this plugin for it")
+        if not isinstance(made, kind):
+            raise self._error(hook, plugin, f"returned {made!r}, which is no {kind.__name__}")
         return made
 
-    def _maker(self, hook: str, plugin: str) -> pluggy.HookImpl:
+    def _maker(self, hook: str, plugin: str) -> _Implementation:
         record = self._records.get(plugin)
         if record is None:
             raise PluginLoadError(f"plugin {plugin!r}, asked for {hook}, is not in this registry", plugin=plugin)
@@ -226,8 +233,8 @@ class Registry:
         raise self._error(hook, plugin, "is not implemented, though the plan names this plugin for it")
 
     def _tell(self, hook: str, **arguments: Any) -> None:
-        for implementation in self._implementations(hook):
-            record = self._records[implementation.plugin_name]
+        for implementation in self._implementations[hook]:
+            record = self._records[implementation.plugin]
             observer = self._observers.setdefault(record.name, Observer(record.name, record.printed_distribution))
             observer.tell(lambda implementation=implementation: _call(implementation, arguments))  # type: ignore[misc]
 
@@ -240,11 +247,20 @@ class Registry:
         return HookError(message, hook=hook, plugin=plugin, distribution=distribution)
 
 
-def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
-    taken = [arguments[name] for name in implementation.argnames]
-    # pluggy leaves an argument that has a default out; "any subset, by name" includes those.
-    optional = {name: arguments[name] for name in implementation.kwargnames if name in arguments}
-    return implementation.function(*taken, **optional)
+def _implementations(manager: pluggy.PluginManager) -> dict[str, list[_Implementation]]:
+    found: dict[str, list[_Implementation]] = {}
+    for caller in vars(manager.hook).values():
+        if isinstance(caller, pluggy.HookCaller) and caller.has_spec():
+            implementations = sorted(caller.get_hookimpls(), key=lambda each: each.plugin_name)
+            found[caller.name] = [
+                _Implementation(each.plugin_name, each.function, taken_arguments(each.function))
+                for each in implementations
+            ]
+    return found
+
+
+def _call(implementation: _Implementation, arguments: Mapping[str, Any]) -> Any:
+    return implementation.function(**{name: arguments[name] for name in implementation.takes})
 
 
 def _as_tuple(value: Iterable[T] | None) -> tuple[T, ...]:

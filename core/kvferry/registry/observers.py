@@ -39,7 +39,8 @@ class Observer:
         try:
             self._news.put_nowait(news)
         except queue.Full:
-            self.counts.dropped += 1
+            with self._lock:
+                self.counts.dropped += 1
 
     def drain(self, deadline: float) -> bool:
         """Wait until all news is told, or until ``time.monotonic()`` reaches the deadline."""

@@ -89,9 +89,11 @@ def _problems(manager: pluggy.PluginManager, implementation: _Implementation) ->
         yield f"hook {implementation.hook!r} is a wrapper, and kvferry ranks answers instead of wrapping them"
     if inspect.iscoroutinefunction(implementation.function):
         yield f"hook {implementation.hook!r} is an async function, and hooks are called synchronously"
-    for argument in _parameters(implementation.function):
-        if argument not in arguments:
-            yield _unknown_argument(implementation.hook, argument, arguments)
+    for parameter in _parameters(implementation.function):
+        if parameter.name not in arguments:
+            yield _unknown_argument(implementation.hook, parameter.name, arguments)
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            yield f"hook {implementation.hook!r} takes {parameter.name!r} by position only, and arguments come by name"
 
 
 def _specified_arguments(manager: pluggy.PluginManager, hook: str) -> tuple[str, ...] | None:
@@ -99,12 +101,18 @@ def _specified_arguments(manager: pluggy.PluginManager, hook: str) -> tuple[str,
     return tuple(caller.spec.argnames) if caller is not None and caller.has_spec() else None
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+def taken_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Name the arguments that an implementation takes, those with a default too."""
+    return tuple(parameter.name for parameter in _parameters(function))
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    # A private one with a default is the implementation's own, as in `_table=TABLE`.
     return [
-        parameter.name
+        parameter
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in named and not (parameter.name.startswith("_") and parameter.default is not parameter.empty)
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and not (parameter.name.startswith("_") and parameter.default is not parameter.empty)
     ]
 
 
