@@ -54,3 +54,7 @@ def main(debug: bool) -> None:
 
     Exit status: 0 = fine, 1 = a check failed, 2 = the input is wrong.
     """
+
+
+if __name__ == "__main__":
+    main()
