@@ -9,6 +9,7 @@ import click
 
 from kvferry.cli.options import open_registry, plugin_options
 from kvferry.cli.output import envelope, fail, json_option, print_json, print_warnings, report_errors
+from kvferry.cli.quick import quick
 
 if TYPE_CHECKING:
     from kvferry.checkpoint import ModelSpec
@@ -34,6 +35,7 @@ NOTHING_RESOLVED: Final[Mapping[str, object]] = {
     help="What the loader runs the checkpoint with, where that is not what the checkpoint names.",
 )
 @json_option
+@quick
 @report_errors(fields=NOTHING_RESOLVED)
 @plugin_options
 def explain(

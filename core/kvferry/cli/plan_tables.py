@@ -1,18 +1,33 @@
 """A plan as people read it: what is built, who decided each setting, and what the configuration holds in the end."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvferry_plugins.types import Candidate, Decision, Plan
 
+Row: TypeAlias = tuple[str, str, str, str, str]
+
+SECTIONS = ("kv_cache_config", "cache_transceiver_config")
+
 HEADINGS = ("setting", "value", "who decided", "why", "what lost")
+GAP = 2
+"""Spaces between columns."""
 NARROW = 100
 """Columns below which a table of five would fold every word."""
 
-_NOBODY = {"default": "default", "fallback": "fallback", "user": "you", "model": "model", "environment": "environment"}
+_DECIDERS = {"user": "you", "environment": "environment", "model": "model", "default": "default", "fallback": "fallback"}
+    "default": "default",
+    "fallback": "fallback",
+    "user": "you",
+    "model": "model",
+    "environment": "environment",
+}
 
 
 def print_plan(plan: "Plan", *, model: str | None) -> None:
@@ -22,16 +37,14 @@ def print_plan(plan: "Plan", *, model: str | None) -> None:
         plan: the plan.
         model: the checkpoint as the operator named it.
     """
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for line in _headline(plan, model):
-        console.print(line, markup=False)
-    console.print()
-    (_print_blocks if console.width < NARROW else _print_table)(console, plan)
-    for section in ("kv_cache_config", "cache_transceiver_config"):
-        console.print()
-        console.print(f"{section}: {_summary(plan.effective[section])}", markup=False)
+    width = max(shutil.get_terminal_size().columns, 40)
+    rows = [_cells(decision) for decision in plan.decisions]
+    paragraphs = (
+        _headline(plan, model),
+        _blocks(rows, width) if width < NARROW else _table(rows, width),
+        *(_summary(section, plan.effective[section], width) for section in SECTIONS),
+    )
+    click.echo("\n\n".join("\n".join(lines) for lines in paragraphs))
 
 
 def written(value: object) -> str:
@@ -58,29 +71,33 @@ def _headline(plan: "Plan", model: str | None) -> Iterator[str]:
         yield f"transceiver  {plan.runtime} on {plan.backend}, from {providers}"
 
 
-def _print_table(console: "Console", plan: "Plan") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading, ratio in zip(HEADINGS, (None, None, None, 3, 4), strict=True):
-        table.add_column(heading, overflow="fold", ratio=ratio, max_width=None if ratio else 30)
-    for decision in plan.decisions:
-        table.add_row(*(Text(cell) for cell in _cells(decision)))
-    console.print(table)
-
-
-def _print_blocks(console: "Console", plan: "Plan") -> None:
-    """Print one block a decision, for a terminal too narrow for columns."""
-    for decision in plan.decisions:
-        setting, value, who, why, lost = _cells(decision)
-        console.print(f"{setting}: {value}", markup=False)
-        console.print(f"  {who}: {why}", markup=False)
-        for line in lost.splitlines():
-            console.print(f"  lost: {line}", markup=False)
+def _table(rows: Sequence[Row], width: int) -> Iterator[str]:
+    """Yield the lines of five columns; the first three are as wide as their contents, within bounds."""
+    narrow = [min(max(len(row[column]) for row in (HEADINGS, *rows)), NARROW // 4) for column in range(3)]
+    rest = width - sum(narrow) - GAP * 4
+    widths = (*narrow, rest * 4 // 9, rest - rest * 4 // 9)
+    for row in (HEADINGS, *rows):
+        cells = [_folded(cell, column) for cell, column in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (part.ljust(column + GAP) for part, column in zip(parts, widths, strict=True))
+            yield "".join(padded).rstrip()
 
 
-def _cells(decision: "Decision") -> tuple[str, str, str, str, str]:
+def _blocks(rows: Sequence[Row], width: int) -> Iterator[str]:
+    """Yield a block of lines a decision, for a terminal too narrow for columns."""
+    for setting, value, who, why, lost in rows:
+        yield from _folded(f"{setting}: {value}", width)
+        losers = (f"lost: {line}" for line in lost.splitlines())
+        for line in (f"{who}: {why}", *losers):
+            yield from (f"  {part}" for part in _folded(line, width - 4, indent="  "))
+
+
+def _folded(text: str, width: int, *, indent: str = "") -> list[str]:
+    lines = text.splitlines() or [""]
+    return [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent=indent) or [""]]
+
+
+def _cells(decision: "Decision") -> Row:
     requested, value = written(decision.requested), written(decision.value)
     return (
         decision.setting.rpartition(".")[2],
@@ -92,8 +109,8 @@ def _cells(decision: "Decision") -> tuple[str, str, str, str, str]:
 
 
 def _who(decision: "Decision") -> str:
-    nobody = _NOBODY[decision.source]
-    return f"{nobody}: {decision.by}" if decision.by else nobody
+    decider = _DECIDERS[decision.source]
+    return f"{decider}: {decision.by}" if decision.by else decider
 
 
 def _lost(candidate: "Candidate") -> str:
@@ -103,7 +120,6 @@ def _lost(candidate: "Candidate") -> str:
     return f"{written(candidate.value)} ({by}): {candidate.reason}"
 
 
-def _summary(section: Mapping[str, Any] | None) -> str:
-    if section is None:
-        return "null"
-    return ", ".join(f"{key} {written(value)}" for key, value in section.items())
+def _summary(name: str, section: Mapping[str, Any] | None, width: int) -> list[str]:
+    values = "null" if section is None else ", ".join(f"{key} {written(value)}" for key, value in section.items())
+    return _folded(f"{name}: {values}", width, indent="  ")
