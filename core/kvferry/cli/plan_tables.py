@@ -21,7 +21,7 @@ GAP = 2
 NARROW = 100
 """Columns below which a table of five would fold every word."""
 
-_DECIDERS = {"user": "you", "environment": "environment", "model": "model", "default": "default", "fallback": "fallback"}
+_DECIDERS = {
     "default": "default",
     "fallback": "fallback",
     "user": "you",
