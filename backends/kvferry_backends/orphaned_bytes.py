@@ -1,0 +1,68 @@
+"""Whether bytes of processes that ended are still on their way into this process's TCP sockets.
+
+What a process has sent survives it: in its orphaned socket's send queue, and in our receive queue. A transport that
+reads such bytes later writes them to memory later, so a writer is harmless only once they are read.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_CLOSED_BY_PEER = frozenset({"07", "08"})
+"""CLOSE and CLOSE_WAIT in ``/proc/net/tcp``."""
+
+
+class _Connection(NamedTuple):
+    local: str
+    remote: str
+    state: str
+    send_queue: int
+    receive_queue: int
+    inode: int
+
+
+def orphaned_bytes() -> int:
+    """Count the bytes that peers without a process have sent here and we have not read.
+
+    Only peers of this network namespace are seen.
+    """
+    connections = list(_connections())
+    mine = _own_inodes()
+    # An orphan has no inode: its process is gone, the kernel still delivers what it had sent.
+    orphans = {
+        (connection.remote, connection.local): connection.send_queue
+        for connection in connections
+        if connection.inode == 0
+    }
+    waiting = 0
+    for connection in connections:
+        if connection.inode in mine:
+            unsent = orphans.get((connection.local, connection.remote))
+            if unsent is not None or connection.state in _CLOSED_BY_PEER:
+                waiting += connection.receive_queue + (unsent or 0)
+    return waiting
+
+
+def _connections() -> Iterator[_Connection]:
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            _, local, remote, state, queues, _, _, _, _, inode, *_ = line.split()
+            send_queue, _, receive_queue = queues.partition(":")
+            yield _Connection(local, remote, state, int(send_queue, 16), int(receive_queue, 16), int(inode))
+
+
+def _own_inodes() -> set[int]:
+    inodes = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(int(target[len("socket:[") : -1]))
+    return inodes
