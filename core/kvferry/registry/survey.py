@@ -17,6 +17,8 @@ def is_importable(module: str) -> bool:
 
     A parent that exists and breaks counts as found: the import will report how it breaks.
     """
+    if module.startswith("."):
+        return False
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError as error:
