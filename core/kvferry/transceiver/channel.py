@@ -5,9 +5,9 @@ thread owns everything here.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import zmq
 from zmq.auth.base import Authenticator
@@ -21,6 +21,8 @@ from kvferry_plugins.types import Peer
 QUEUED_MESSAGES = 10_000
 HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
+GOODBYE_MS = 250
+"""How long a closed socket may still deliver its last words: a refusal, or the end of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,14 @@ class Broken:
     reason: str
 
 
+_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z.*_-]+):(\*|[0-9]{1,5})")
+"""Deliberately less than ZeroMQ takes: ``tcp://127.0.0.1:0;10.0.0.5:5555`` would connect to the second address."""
+
+
 def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint names this machine by a loopback address."""
-    host = urlsplit(endpoint).hostname or ""
+    """Whether an endpoint, ``tcp://HOST:PORT``, names this machine by a loopback address."""
+    match = _ENDPOINT.fullmatch(endpoint)
+    host = match[1].strip("[]") if match else ""
     if host == "localhost":
         return True
     try:
@@ -130,7 +137,7 @@ class Channel:
 
     def require_trusted(self, endpoint: str) -> None:
         """Refuse an endpoint that is no configured peer, before any connection. Raises TransferError."""
-        if endpoint in self._peers or (endpoint.startswith("tcp://") and is_loopback(endpoint)):
+        if endpoint in self._peers or is_loopback(endpoint):
             return
         raise TransferError(
             f"{endpoint!r} is none of the configured peers: add it, with its key, to `peers`",
@@ -149,7 +156,8 @@ class Channel:
                 dealer.connect(endpoint)
             except zmq.ZMQError as error:
                 dealer.disable_monitor()
-                dealer.close()
+                monitor.close(linger=0)
+                dealer.close(linger=0)
                 raise TransferError(f"{endpoint!r} is no endpoint: {error}", field="ctx_info_endpoint") from error
             self._dealers[endpoint], self._monitors[endpoint] = dealer, monitor
             self.poller.register(dealer, zmq.POLLIN)
@@ -164,7 +172,8 @@ class Channel:
             self.poller.unregister(monitor)
             self.poller.unregister(dealer)
             dealer.disable_monitor()
-            dealer.close()
+            monitor.close(linger=0)
+            dealer.close(linger=GOODBYE_MS)
 
     def send(self, address: Address, body: bytes) -> bool:
         """Queue one frame. False: there is no such connection any more, or its queue is full."""
@@ -207,10 +216,10 @@ class Channel:
             yield Broken(address, _FATAL_EVENTS.get(zmq.Event(event["event"]), "the connection ended"))
 
     def close(self) -> None:
-        """Close every socket; idempotent."""
+        """Close every socket, when the last words are out; idempotent."""
         for endpoint in list(self._dealers):
             self.disconnect(Address(endpoint=endpoint))
-        self._context.destroy(linger=0)
+        self._context.destroy(linger=GOODBYE_MS)
 
 
 class _Guard(Authenticator):
@@ -227,9 +236,8 @@ class _Guard(Authenticator):
         """Handle one request, per ZeroMQ RFC 27."""
         version, sequence, _domain, address, _identity, mechanism, *credentials = self.zap_socket.recv_multipart()
         public = zmq.utils.z85.encode(credentials[0]).decode() if credentials else ""
-        own = public == self._own and is_loopback(
-            f"tcp://[{address.decode()}]" if b":" in address else f"tcp://{address.decode()}"
-        )
+        host = address.decode()
+        own = public == self._own and is_loopback(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0")
         allowed = mechanism == b"CURVE" and (own or public in self._others)
         status = [b"200", b"OK", b"kvferry"] if allowed else [b"400", b"not a configured peer", b""]
         self.zap_socket.send_multipart([version, sequence, *status, b""])
