@@ -23,7 +23,7 @@ class _Connection(NamedTuple):
 
 
 def orphaned_bytes() -> int:
-    """Count the bytes that peers without a process have sent here and we have not read.
+    """Count the bytes, at most, that peers without a process have sent here and we have not read; 0 is exact.
 
     Only peers of this network namespace are seen.
     """

@@ -62,6 +62,29 @@ class AgentChild:
             self.poll()
         return self.completions.get(transfer)
 
+    def write_until_it_fails(self, peer, address, nbytes):
+        """Keep two transfers going; returns how many succeeded and what ended it."""
+        succeeded = 0
+        transfers = []
+        while True:
+            try:
+                transfers = [*transfers, self.write(peer, address, nbytes, pieces=256, seed=1)]
+            except KvferryError as error:
+                return {"succeeded": succeeded, "error": f"{type(error).__name__}: {error}"}
+            if len(transfers) == 2:
+                outcome = self.outcome(transfers.pop(0))
+                if outcome is None or not outcome["ok"]:
+                    return {"succeeded": succeeded, "error": outcome and outcome["error"]}
+                succeeded += 1
+
+    def watch(self, seconds):
+        """Whether a byte changes while we go on polling."""
+        before = self.buffer.copy()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.poll()
+        return int(np.count_nonzero(before != self.buffer))
+
     def fence(self, peer):
         return self.agent.fence(peer).name
 

@@ -10,14 +10,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def pair(start):
-    writer, target = start("writer", 64 * MIB), start("target", 64 * MIB)
-    writer.peer = writer.ask("connect", descriptor=target.descriptor)
-    target.peer = target.ask("connect", descriptor=writer.descriptor)
-    return writer, target
-
-
-@pytest.fixture
 def agent():
     agent = NixlAgent(AgentSpec("NIXL", "alone", "cpu"))
     yield agent
