@@ -6,6 +6,7 @@
        any of them ----> FAILED | CANCELLED        (source blocks stay in the ledger while anything is posted)
 """
 
+import copy
 import hmac
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from kvferry.transceiver.delivery import Deliveries
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
 from kvferry.transceiver.sends import Delivery, Send, SendState, Tombstone
-from kvferry.transceiver.shared import Shared
+from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.tables import TableError, read_tables
 from kvferry.transceiver.wire import Cancel, Cancelled, Done, Failed, Key, Posting, Refuse, Table
 from kvferry_plugins.errors import (
@@ -43,6 +44,8 @@ class ContextSide:
         self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
         self._held: OrderedDict[int, tuple[Link, Table, float]] = OrderedDict()
         """TABLEs that came before their request (generation-first), by request."""
+        self._cancelled: OrderedDict[tuple[Address, Key], None] = OrderedDict()
+        """Attempts that were told CANCELLED before their TABLE was accepted: it must not be served when it comes."""
         self._deliveries = Deliveries(shared)
 
     @property
@@ -97,6 +100,9 @@ class ContextSide:
         if (table.key.instance, table.key.incarnation) != (self._shared.instance, self._shared.incarnation):
             self._refuse(address, table, "opaque_state", "it belongs to another life of this context worker")
             return
+        if (address, table.key) in self._cancelled:
+            self._refuse(address, table, "attempt", "this attempt was cancelled")
+            return
         send = self._sends.get(table.key.request)
         if send is not None and not send.final:
             self._serve(send, link, table)
@@ -138,6 +144,14 @@ class ContextSide:
         else:
             self._accept(send, link, table)
 
+    def _supersede(self, send: Send, former: Delivery) -> None:
+        """Tell an attempt from which nothing is posted that another took its place; its clocks start again."""
+        reason = "another attempt took its place"
+        self._shared.send(former.link.address, Failed(key=former.key, reason=reason))
+        send.delivery = None
+        if send.state is SendState.POSTING:
+            send.state, send.transfer_end = SendState.WAITING, float("inf")
+
     def _accept(self, send: Send, link: Link, table: Table) -> None:
         assert link.layout is not None
         try:
@@ -145,6 +159,8 @@ class ContextSide:
         except TableError as error:
             self._refuse(link.address, table, error.field, str(error))
             return
+        if send.delivery is not None:
+            self._supersede(send, send.delivery)
         start = table.start_tokens // self._shared.layout.groups[0].tokens_per_block
         send.delivery = Delivery(table.key, link, tables, start, table.nbytes, planned_block=start)
         self._advance(send)
@@ -185,13 +201,24 @@ class ContextSide:
         delivery = send.delivery if send is not None else None
         link = self._links.get(address)
         if send is None or delivery is None or delivery.key != key or not _same_peer(delivery, link):
-            self._shared.send(address, Cancelled(key=key))
+            self._cancel_unserved(address, key)
             return
         assert link is not None
         delivery.link, delivery.owes_cancelled = link, True
         if not send.final:
             error = TransferCancelledError(f"{key} was cancelled by the generation worker", request_id=send.request_id)
             self._settle(send, SendState.CANCELLED, error)
+
+    def _cancel_unserved(self, address: Address, key: Key) -> None:
+        """Nothing is posted for this attempt, and nothing will be: not even if its TABLE is held, or still to come."""
+        held = self._held.get(key.request)
+        if held is not None and (held[0].address, held[1].key) == (address, key):
+            del self._held[key.request]
+        if key.request not in self._tombstones:
+            self._cancelled[address, key] = None
+            while len(self._cancelled) > TOMBSTONES:
+                self._cancelled.popitem(last=False)
+        self._shared.send(address, Cancelled(key=key))
 
     def _attempt(self, key: Key, address: Address) -> Send | None:
         send = self._sends.get(key.request)
@@ -220,6 +247,12 @@ class ContextSide:
                 send.state = SendState.DELIVERED
         except TransferError as error:
             self._settle(send, SendState.FAILED, error)
+        except Exception as error:
+            logger.exception("internal error while sending %s", delivery.key)
+            self._shared.counters["internal_errors"] += 1
+            failure = TransferError(f"{delivery.key} cannot be sent: {error!r}", request_id=send.request_id)
+            failure.__cause__ = error
+            self._settle(send, SendState.FAILED, failure)
 
     def on_completion(self, completion: Completion) -> None:
         """A posted piece ended."""
@@ -252,7 +285,7 @@ class ContextSide:
                 send.delivery, send.last_error = None, error
                 send.state = SendState.WAITING if send.entry is not None else SendState.ADMITTED
             else:
-                self._settle(send, SendState.FAILED, error)
+                self._settle(send, SendState.FAILED, copy.copy(error))
 
     def tick(self) -> None:
         """Let clocks run out."""
@@ -297,8 +330,9 @@ class ContextSide:
             if state is SendState.FAILED:
                 failed = Failed(key=delivery.key, reason=str(error)[:4000], posted=posted)
                 self._shared.send(delivery.link.address, failed)
-        self._shared.finish(self._event(send, error))
-        self._bury_if_quiet(send)
+        event = self._event(send, error)
+        self._bury_if_quiet(send)  # before the engine hears of it: what it frees then is free
+        self._shared.finish(event)
 
     def _bury_if_quiet(self, send: Send) -> None:
         """Release the blocks of a finished send and keep a tombstone, if nothing is posted from them."""

@@ -33,7 +33,7 @@ class Deliveries:
         self._plan(send, delivery)
         while delivery.queue and len(delivery.in_flight) < PIECES_IN_FLIGHT:
             self._post(send, delivery)
-        if delivery.queue or delivery.in_flight or delivery.planned_block < self._blocks(send, send.prompt_tokens):
+        if delivery.queue or delivery.in_flight or send.computed_tokens < send.prompt_tokens:
             return False
         if delivery.done_bytes != delivery.nbytes:
             raise TransferError(f"{delivery.done_bytes} bytes were moved for {delivery.key}, not {delivery.nbytes}")

@@ -6,6 +6,7 @@
          any of them ----> FAILED | CANCELLED      (blocks in quarantine if a write may still come)
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -149,10 +150,11 @@ class GenerationSide:
             nbytes=receive.nbytes,
             may_precede_request=receive.may_precede_request,
         )
-        receive.state = ReceiveState.REQUESTED
-        receive.deadline = self._shared.now() + self._shared.clocks.admission
         if not self._shared.send(link.address, table):
             self._links.lose(link, PeerLostError(f"{link} takes no more messages"))
+            return
+        receive.state = ReceiveState.REQUESTED
+        receive.deadline = self._shared.now() + self._shared.clocks.admission
 
     def on_posting(self, address: Address, posting: Posting) -> None:
         """Writes begin."""
@@ -248,7 +250,10 @@ class GenerationSide:
                 if link.gone:
                     self._writer_is_done(receive, "writer gone")
             else:
-                self._settle(receive, ReceiveState.FAILED, error, writer_done=never_asked or link.gone)
+                own = copy.copy(error)  # one error a request: it is raised, and names the request
+                if isinstance(own, TransferError):
+                    own.request_id = receive.request_id
+                self._settle(receive, ReceiveState.FAILED, own, writer_done=never_asked or link.gone)
 
     # --- clocks --------------------------------------------------------------------------------------------------
 
@@ -257,7 +262,8 @@ class GenerationSide:
         now = self._shared.now()
         for receive in list(self._receives.values()):
             if not receive.final and now >= receive.deadline:
-                self._settle(receive, ReceiveState.FAILED, self._timeout(receive, now), writer_done=False)
+                never_asked = receive.state is ReceiveState.CONNECTING
+                self._settle(receive, ReceiveState.FAILED, self._timeout(receive, now), writer_done=never_asked)
             elif receive.final and now >= receive.next_cancel:
                 self._pursue(receive)
 
@@ -297,14 +303,13 @@ class GenerationSide:
 
     def _settle(self, receive: Receive, state: ReceiveState, error: KvferryError | None, *, writer_done: bool) -> None:
         """Make an outcome final; the blocks go back now, or into quarantine."""
-        before, receive.state = receive.state, state
+        receive.state = state
         if writer_done:
             self._writer_is_done(receive, state.value)
         else:
             self._shared.ledger.quarantine(receive.entry, freed_by="CANCELLED, or the end of the writer's process")
             self._shared.counters["quarantined_receives"] += 1
-            if before is not ReceiveState.CONNECTING:
-                self._ask_to_stop(receive)
+            self._ask_to_stop(receive)
         self._shared.finish(self._event(receive, error))
 
     def _writer_is_done(self, receive: Receive, reason: str) -> None:

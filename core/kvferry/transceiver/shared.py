@@ -65,4 +65,12 @@ class Shared:
             logger.warning("request %d %s: %s", event.request_id, event.outcome, event.error)
         self.outcomes[event.role].put(event)
         if self.on_event is not None:
-            self.on_event(event)
+            self._observe(self.on_event, event)
+
+    def _observe(self, on_event: Callable[[TransferEvent], None], event: TransferEvent) -> None:
+        try:
+            on_event(event)
+        except Exception:
+            self.counters["observer_errors"] += 1
+            if self.counters["observer_errors"] == 1:
+                logger.exception("the observer of transfers raised; further failures of it are only counted")

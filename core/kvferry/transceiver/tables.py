@@ -43,6 +43,8 @@ def _read_ids(table: Table, group: int, layout: KvLayout, target: KvLayout) -> B
     start, remainder = divmod(table.start_tokens, tokens_per_block)
     if remainder:
         raise TableError("start_tokens", f"{table.start_tokens} is no multiple of {tokens_per_block}")
+    if table.start_tokens > table.prompt_tokens:
+        raise TableError("start_tokens", f"{table.start_tokens} is behind the prompt's {table.prompt_tokens} tokens")
     wanted = max(0, -(-table.prompt_tokens // tokens_per_block) - start)
     raw = table.blocks[group]
     if len(raw) != 4 * wanted:
