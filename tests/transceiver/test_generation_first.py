@@ -99,7 +99,7 @@ def test_a_held_table_with_another_token_is_refused_once_its_request_comes(early
 
 
 def test_a_table_of_an_unknown_request_is_refused_at_once_without_generation_first(early, kit):
-    pair, peer, address, _, table = early
+    _, peer, address, _, table = early
     peer.send(address, kit.replace(table, may_precede_request=False))
     _, refuse = peer.expect(Refuse)
     assert refuse.field == "ctx_request_id"

@@ -383,7 +383,7 @@ class ContextSide:
         """End every send that is not final."""
         for send in list(self._sends.values()):
             if not send.final:
-                self._settle(send, SendState.FAILED, error)
+                self._settle(send, SendState.FAILED, copy.copy(error))
 
     @property
     def unsettled(self) -> bool:

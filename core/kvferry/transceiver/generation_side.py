@@ -358,7 +358,7 @@ class GenerationSide:
         for receive in list(self._receives.values()):
             if not receive.final:
                 never_asked = receive.state is ReceiveState.CONNECTING
-                self._settle(receive, ReceiveState.FAILED, error, writer_done=never_asked)
+                self._settle(receive, ReceiveState.FAILED, copy.copy(error), writer_done=never_asked)
 
     @property
     def unsettled(self) -> bool:

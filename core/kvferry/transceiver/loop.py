@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -53,6 +53,8 @@ class Loop:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
+        self._closed = False
+        self._closing = threading.Lock()
         self._next_tick = 0.0
         self._spins = 0
         poller = shared.channel.poller
@@ -67,9 +69,11 @@ class Loop:
         self._thread.start()
 
     def call(self, command: Callable[[], None]) -> None:
-        """Run ``command`` on the loop's thread, soon; from any thread."""
-        self._commands.append(command)
-        os.eventfd_write(self._wake_fd, 1)
+        """Run ``command`` on the loop's thread, soon; from any thread. Nothing happens once the loop is stopped."""
+        with self._closing:  # a closed descriptor's number may be somebody else's by now
+            if not self._closed:
+                self._commands.append(command)
+                os.eventfd_write(self._wake_fd, 1)
 
     def ask(self, command: Callable[[], None], timeout: float) -> bool:
         """Run ``command`` on the loop's thread and wait for its end; False when the time is over."""
@@ -82,7 +86,7 @@ class Loop:
                 done.set()
 
         self.call(run)
-        return done.wait(timeout)
+        return not self._closed and done.wait(timeout)
 
     @property
     def alive(self) -> bool:
@@ -92,11 +96,13 @@ class Loop:
     def stop(self, timeout: float) -> bool:
         """End the thread; False if it did not end in time."""
         self._stopping = True
-        os.eventfd_write(self._wake_fd, 1)
+        self.call(lambda: None)
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
-        os.close(self._wake_fd)
+        with self._closing:
+            self._closed = True
+            os.close(self._wake_fd)
         return True
 
     # --- the thread ----------------------------------------------------------------------------------------------
@@ -106,7 +112,6 @@ class Loop:
             try:
                 self._step()
             except Exception:
-                # one message or session with a bug behind it must not end the others
                 logger.exception("internal error in the transfer loop")
                 self._shared.counters["internal_errors"] += 1
                 time.sleep(0.01)
@@ -147,12 +152,17 @@ class Loop:
 
     def _run_commands(self) -> None:
         while self._commands:
-            command = self._commands.popleft()
-            try:
-                command()
-            except Exception:
-                logger.exception("internal error in a command to the transfer loop")
-                self._shared.counters["internal_errors"] += 1
+            with self._contained("a command"):
+                self._commands.popleft()()
+
+    @contextlib.contextmanager
+    def _contained(self, what: str) -> Iterator[None]:
+        """Log and count what one message or session with a bug behind it raises: it must not end the others."""
+        try:
+            yield
+        except Exception:
+            logger.exception("internal error in the transfer loop: %s", what)
+            self._shared.counters["internal_errors"] += 1
 
     def _receive(self) -> None:
         for item in self._shared.channel.receive():
@@ -165,7 +175,8 @@ class Loop:
                     self.links.ignore(item.sender, str(error))
                     continue
                 self.links.hear(item.sender)
-                self._dispatch(item.sender, message)
+                with self._contained("a message"):
+                    self._dispatch(item.sender, message)
 
     def _dispatch(self, sender: Address, message: AnyMessage) -> None:
         match message:
@@ -197,13 +208,23 @@ class Loop:
         return self.context if instance == self._shared.instance else self.generation
 
     def _progress(self) -> None:
-        for completion in self._shared.agent.poll():
-            self.context.on_completion(completion)
+        """Let the agent progress; the clocks run on if it raises."""
+        try:
+            completions = self._shared.agent.poll()
+        except Exception:
+            self._shared.counters["agent_errors"] += 1
+            if self._shared.counters["agent_errors"] == 1:
+                logger.exception("the transfer agent raised in poll; further failures of it are only counted")
+            time.sleep(0.01)
+            return
+        for completion in completions:
+            with self._contained("a completion"):
+                self.context.on_completion(completion)
 
     def _tick(self) -> None:
         if any(True for _ in self.links):
             self._progress()  # a fenced writer's last bytes land by our own progress
-        self.links.tick()
-        self.context.tick()
-        self.generation.tick()
+        for part in (self.links, self.context, self.generation):
+            with self._contained("the clocks"):
+                part.tick()
         self._next_tick = self._shared.now() + (self._tick_interval() or TICK_LINKED)
