@@ -104,9 +104,9 @@ class RawPeer:
     def frames(self, seconds: float) -> Iterator[tuple[Address, AnyMessage]]:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self.channel.poller.poll(left * 1000)
+            ready = dict(self.channel.poller.poll(left * 1000))
             self.agent.poll()
-            for frame in self.channel.receive():
+            for frame in self.channel.receive(ready):
                 if isinstance(frame, Broken):
                     continue
                 message = decode(frame.body)

@@ -6,7 +6,7 @@ thread owns everything here.
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 import zmq
@@ -56,10 +56,17 @@ _ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z.*_-]+):(\*|[0-9]{1
 """Deliberately less than ZeroMQ takes: ``tcp://127.0.0.1:0;10.0.0.5:5555`` would connect to the second address."""
 
 
-def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint, ``tcp://HOST:PORT``, names this machine by a loopback address."""
+def host_of(endpoint: str) -> str | None:
+    """The host of ``tcp://HOST:PORT``, without brackets; None if it is no such endpoint."""
     match = _ENDPOINT.fullmatch(endpoint)
-    host = match[1].strip("[]") if match else ""
+    if match is None or (match[2] != "*" and int(match[2]) > 65_535):  # ZeroMQ would take the port modulo 65,536
+        return None
+    return match[1].strip("[]")
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint names this machine by a loopback address."""
+    host = host_of(endpoint) or ""
     if host == "localhost":
         return True
     try:
@@ -100,6 +107,8 @@ class Channel:
             raise
 
     def _open(self, bind: str) -> None:
+        if host_of(bind) is None:
+            raise ConfigError(f"the control socket cannot be bound to {bind!r}: write tcp://HOST:PORT", setting="bind")
         if not self._peers and not is_loopback(bind):
             raise ConfigError(
                 f"{bind} is beyond loopback, and no `peers` are configured: list them with their keys, "
@@ -188,13 +197,19 @@ class Channel:
             return False
         return True
 
-    def receive(self) -> Iterator[Frame | Broken]:
-        """Yield all that has come, without waiting."""
-        while self._guard.zap_socket.poll(0):
-            self._guard.answer()
-        yield from self._receive_router()
-        for endpoint in list(self._dealers):
-            yield from self._receive_dealer(endpoint)
+    def receive(self, ready: Container[object]) -> Iterator[Frame | Broken]:
+        """Yield all that has come to the sockets that are ready, as the poller said, without waiting."""
+        if self._guard.zap_socket in ready:
+            while self._guard.zap_socket.poll(0):
+                self._guard.answer()
+        if self._router in ready:
+            yield from self._receive_router()
+        for endpoint, dealer in list(self._dealers.items()):
+            if dealer in ready:
+                yield from self._receive_dealer(endpoint)
+            monitor = self._monitors.get(endpoint)
+            if monitor is not None and monitor in ready:
+                yield from self._receive_monitor(endpoint)
 
     def _receive_router(self) -> Iterator[Frame]:
         while True:
@@ -204,14 +219,19 @@ class Channel:
                 return
             yield Frame(Address(routing_id=parts[0]), parts[1] if len(parts) == 2 else b"")
 
-    def _receive_dealer(self, endpoint: str) -> Iterator[Frame | Broken]:
-        address, dealer, monitor = Address(endpoint=endpoint), self._dealers[endpoint], self._monitors[endpoint]
+    def _receive_dealer(self, endpoint: str) -> Iterator[Frame]:
+        address, dealer = Address(endpoint=endpoint), self._dealers[endpoint]
         while endpoint in self._dealers:
             try:
                 yield Frame(address, b"".join(dealer.recv_multipart(zmq.DONTWAIT)))
             except zmq.Again:
-                break
-        while endpoint in self._dealers and monitor.poll(0):
+                return
+
+    def _receive_monitor(self, endpoint: str) -> Iterator[Frame | Broken]:
+        """A connection's end, after what it said before it."""
+        yield from self._receive_dealer(endpoint)
+        address, monitor = Address(endpoint=endpoint), self._monitors.get(endpoint)
+        while monitor is not None and endpoint in self._dealers and monitor.poll(0):
             event = recv_monitor_message(monitor)
             yield Broken(address, _FATAL_EVENTS.get(zmq.Event(event["event"]), "the connection ended"))
 
