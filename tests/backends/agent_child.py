@@ -5,12 +5,14 @@ import json
 import mmap
 import os
 import select
+import socket
 import sys
 import time
 
 import numpy as np
 
 from kvferry_backends.nixl_agent import NixlAgent
+from kvferry_backends.orphaned_bytes import orphaned_bytes
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.transceiver import Region
 from kvferry_plugins.types import AgentSpec
@@ -85,17 +87,23 @@ class AgentChild:
             self.poll()
         return int(np.count_nonzero(before != self.buffer))
 
+    def hold_unread_bytes(self):
+        """Own a connection whose other end sent something and is closed, and never read it."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.unread = socket.create_connection(server.getsockname())
+            with server.accept()[0] as connection:
+                connection.send(b"never read")
+        assert orphaned_bytes()
+
     def fence(self, peer):
         return self.agent.fence(peer).name
 
     def leaks(self):
         agent = self.agent
-        return [len(agent._transfers), len(agent._peers), len(agent._leaving)]
+        return [len(agent._queue), len(agent._peers), len(agent._leaving)]
 
     def break_connections(self):
         """Shut down every TCP connection of this process, as a network that fails does."""
-        import socket
-
         for name in os.listdir("/proc/self/fd"):
             try:
                 if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

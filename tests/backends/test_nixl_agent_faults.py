@@ -96,3 +96,10 @@ def _serves(writer, target):
     writer.ask("fill", seed=5)
     transfer = writer.ask("write", peer=peer, address=target.address, nbytes=target.nbytes)
     assert writer.ask("outcome", transfer=transfer)["ok"]
+
+
+def test_unread_bytes_in_a_socket_that_is_not_nixls_delay_a_fence_but_do_not_prevent_it(pair):
+    writer, target = pair
+    target.ask("hold_unread_bytes")
+    writer.kill()
+    target.until("fence", "FENCED", peer=target.peer)
