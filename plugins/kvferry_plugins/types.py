@@ -59,6 +59,8 @@ class TransferBackend:
     """The command that installs what is missing."""
     deprecated: str | None = None
     """Why not to use it any more; said as a warning at creation."""
+    baseline: str = ""
+    """Module that ``python -m`` runs as the raw transport of ``kvferry bench transfer`` (``kvferry.bench.baseline``)."""
 
 
 @dataclass(frozen=True, slots=True)

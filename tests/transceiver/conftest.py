@@ -45,8 +45,8 @@ def ledger_blocks(worker: Worker) -> dict[str, int]:
 def assert_clean(worker: Worker) -> None:
     """Nothing is held by a transfer, nothing is in flight, and all blocks come back."""
     wait_until(lambda: worker.transceiver.drained)
-    assert worker.transceiver.status_dump()["sends"] == []
-    assert worker.transceiver.status_dump()["receives"] == []
+    wait_until(lambda: worker.transceiver.status_dump()["sends"] == [])
+    wait_until(lambda: worker.transceiver.status_dump()["receives"] == [])
     assert worker.agent.counters.in_flight == 0
     assert counters(worker).get("internal_errors", 0) == 0
     for request_id in list(worker.manager._tables):

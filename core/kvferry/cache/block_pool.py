@@ -108,7 +108,7 @@ class BlockPool:
         unheld = ids[self._holds[ids] < times]
         if len(unheld):
             raise ValueError(f"blocks {unheld.tolist()} are not held; each release undoes exactly one hold")
-        np.subtract.at(self._holds, table, 1)
+        self._holds[ids] -= times.astype(self._holds.dtype)
         self._settle(table)
 
     def _require(self, needed: int, pinned: int = 0) -> None:
@@ -145,7 +145,10 @@ class BlockPool:
 
     def _settle(self, table: BlockIds) -> None:
         """Blocks that nobody has any more turn cached if they are known, else free."""
-        idle = np.unique(table[self._references[table] + self._holds[table] == 0])
+        idle = table[self._references[table] + self._holds[table] == 0]
+        if not len(idle):
+            return
+        idle = np.unique(idle)
         if not len(self._index):
             self._allocator.put(idle)
             return

@@ -47,14 +47,14 @@ def _wanted(
     src_ids, dst_ids = src_ids[wanted], dst_ids[wanted]
     _require_within(src_ids, src_layout.num_blocks(group), "source")
     _require_within(dst_ids, dst_layout.num_blocks(group), "destination")
-    if len(np.unique(dst_ids)) != len(dst_ids):
+    if len(dst_ids) > 1 and len(np.unique(dst_ids)) != len(dst_ids):
         raise ValueError("a destination block is named twice")
     return src_ids, dst_ids
 
 
 def _require_within(ids: BlockIds, num_blocks: int, side: str) -> None:
-    outside = ids[(ids < 0) | (ids >= num_blocks)]
-    if len(outside):
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= num_blocks):
+        outside = ids[(ids < 0) | (ids >= num_blocks)]
         raise ValueError(f"{side} blocks {outside.tolist()} are outside the pool's 0 … {num_blocks - 1}")
 
 
@@ -77,7 +77,7 @@ def _starts(pool: Pool, ids: BlockIds, offsets: Addresses) -> Addresses:
 
 def _merge(src: Addresses, dst: Addresses, nbytes: Addresses) -> tuple[Addresses, Addresses, Addresses]:
     """Join neighbours that touch at both ends; ``src`` is ascending."""
-    if not len(src):
+    if len(src) <= 1:
         return src, dst, nbytes
     touching = (src[:-1] + nbytes[:-1] == src[1:]) & (dst[:-1] + nbytes[:-1] == dst[1:])
     first = np.concatenate(([0], np.flatnonzero(~touching) + 1))

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import zmq
 
@@ -37,8 +37,9 @@ TICK_UNSETTLED = 0.05
 """Seconds between looks at the clocks while a session is under way or in quarantine."""
 TICK_LINKED = 0.5
 """The same with peers, but nothing to do for them."""
-SPINS_BEFORE_YIELD = 64
-"""Progress rounds after which the loop lets another thread run."""
+TARGET_PATIENCE_MS = 1
+"""A passive target progresses so often, and on every message. Spinning would take a core from the writer and from
+ZeroMQ's threads: measured, it was slower over shared memory and no faster over TCP (docs/performance.md)."""
 
 
 class Loop:
@@ -56,7 +57,6 @@ class Loop:
         self._closed = False
         self._closing = threading.Lock()
         self._next_tick = 0.0
-        self._spins = 0
         poller = shared.channel.poller
         poller.register(self._wake_fd, zmq.POLLIN)
         self._agent_fd = shared.agent.wakeup_fd()
@@ -118,21 +118,24 @@ class Loop:
 
     def _step(self) -> None:
         busy = self.context.busy or self.generation.busy
-        ready = self._shared.channel.poller.poll(0 if busy else self._sleep_ms())
-        if ready:
+        ready = dict(self._shared.channel.poller.poll(self._patience_ms()))
+        if ready.pop(self._wake_fd, None):
             self._drain_wake()
             self._run_commands()
-            self._receive()
+            busy = True  # what a command posted is to be progressed at once
+        if ready:
+            self._receive(ready)
         if busy or ready:
             self._progress()
         if self._shared.now() >= self._next_tick:
             self._tick()
-        if busy:
-            self._spins += 1
-            if self._spins % SPINS_BEFORE_YIELD == 0:
-                time.sleep(0)
 
-    def _sleep_ms(self) -> int | None:
+    def _patience_ms(self) -> int | None:
+        """How long to sleep unless a descriptor turns ready; None = for ever."""
+        if self.context.busy:
+            return 0
+        if self.generation.busy:
+            return TARGET_PATIENCE_MS
         interval = self._tick_interval()
         if interval is None:
             return None
@@ -164,8 +167,8 @@ class Loop:
             logger.exception("internal error in the transfer loop: %s", what)
             self._shared.counters["internal_errors"] += 1
 
-    def _receive(self) -> None:
-        for item in self._shared.channel.receive():
+    def _receive(self, ready: Container[object]) -> None:
+        for item in self._shared.channel.receive(ready):
             if isinstance(item, Broken):
                 self.links.broken(item.address, item.reason)
             elif not self.links.ignores(item.sender):
@@ -175,6 +178,7 @@ class Loop:
                     self.links.ignore(item.sender, str(error))
                     continue
                 self.links.hear(item.sender)
+                self._run_commands()  # what the engine did before the peer could write this, its TABLE builds on
                 with self._contained("a message"):
                     self._dispatch(item.sender, message)
 
