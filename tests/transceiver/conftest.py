@@ -42,6 +42,18 @@ def ledger_blocks(worker: Worker) -> dict[str, int]:
     return worker.transceiver.status_dump()["ledger"]["blocks"]
 
 
+def receive_state(worker: Worker) -> str | None:
+    """The state of the only receive; None before the loop has heard of it, or after its end."""
+    receives = worker.transceiver.status_dump()["receives"]
+    return receives[0]["state"] if receives else None
+
+
+def send_state(worker: Worker) -> str | None:
+    """The state of the only send."""
+    sends = worker.transceiver.status_dump()["sends"]
+    return sends[0]["state"] if sends else None
+
+
 def assert_clean(worker: Worker) -> None:
     """Nothing is held by a transfer, nothing is in flight, and all blocks come back."""
     wait_until(lambda: worker.transceiver.drained)
@@ -229,6 +241,8 @@ def kit() -> Any:
         set_clocks=set_clocks,
         counters=counters,
         ledger_blocks=ledger_blocks,
+        receive_state=receive_state,
+        send_state=send_state,
         replace=replace_message,
     )
 

@@ -70,5 +70,5 @@ def test_a_bad_key_file_is_an_error_that_names_it(tmp_path, text, mode, says):
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file/curve.key"):
+    with pytest.raises(ConfigError, match=r"file/curve\.key"):
         load_or_make_key(tmp_path / "file" / "curve.key")

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.transceiver.params import (
@@ -66,12 +66,14 @@ def test_the_parameter_to_blame_is_named(given_params, field):
     assert caught.value.field == field
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_any_bytes_are_refused_as_a_transfer_error(junk):
     with pytest.raises(TransferError):
         unpack_state(junk)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1 << 20), max_size=20), st.lists(st.integers(0, 1 << 20), max_size=20))
 def test_equal_prompts_and_no_others_have_equal_digests(one, other):
     assert (prompt_digest(one) == prompt_digest(other)) == (one == other)

@@ -246,7 +246,7 @@ class ContextSide:
             if self._deliveries.advance(send, delivery):
                 send.state = SendState.DELIVERED
         except TransferError as error:
-            self._settle(send, SendState.FAILED, error)
+            self._write_failed(send, delivery, error)
         except Exception as error:
             logger.exception("internal error while sending %s", delivery.key)
             self._shared.counters["internal_errors"] += 1
@@ -267,6 +267,14 @@ class ContextSide:
             self._advance(send)
         else:
             error = TransferError(f"a write of {delivery.key} failed: {completion.error}", request_id=send.request_id)
+            self._write_failed(send, delivery, error)
+
+    def _write_failed(self, send: Send, delivery: Delivery, error: TransferError) -> None:
+        """A dead target is what makes most writes fail, and it may be known before the next look at the peers."""
+        link = delivery.link
+        if self._links.is_gone(link.instance, link.incarnation):
+            self._links.lose(link, PeerLostError(f"{link} is gone: {error}"), gone=True)
+        else:
             self._settle(send, SendState.FAILED, error)
 
     def link_ready(self, link: Link) -> None:
