@@ -36,7 +36,9 @@ NOT_READY = {"ready": False, "http": None, "control": None, "pid": None}
 @click.option(
     "--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="Deadline of a SIGTERM."
 )
-@click.option("--threads", type=click.IntRange(1), help="Threads that torch computes with.")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads that torch computes with; half of the cores if not given."
+)
 @json_option
 @report_errors(fields=NOT_READY)
 @plugin_options

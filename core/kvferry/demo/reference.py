@@ -14,6 +14,7 @@ from kvferry.integrations.checkpoints import Progress
 from kvferry.integrations.transformers.engine import GenerationRequest, PagedEngine
 from kvferry.integrations.transformers.loading import load_model
 from kvferry.registry.door import Registry
+from kvferry.serving.worker import limit_threads
 from kvferry_plugins.types import Role
 
 
@@ -50,6 +51,7 @@ def reference_engine(
     geometry = model_geometry(spec.pretrained_config or {}, dtype)
     parts = build(plan, registry=registry, role=Role.GENERATION, geometry=geometry, model_identity={})
     try:
+        limit_threads()
         device = parts.manager.layout.pools[0].device
         loaded = load_model(folder, dtype, device=device, progress=progress)
         yield Reference(PagedEngine(loaded, parts.manager, prefill_chunk=prefill_chunk))
