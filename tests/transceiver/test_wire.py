@@ -153,7 +153,7 @@ def test_a_layout_survives_the_wire():
 
 
 @given(layouts)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_strangers_layout_is_read_or_malformed(layout):
     try:
         read = from_wire(layout)
