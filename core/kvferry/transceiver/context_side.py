@@ -338,6 +338,8 @@ class ContextSide:
             if state is SendState.FAILED:
                 failed = Failed(key=delivery.key, reason=str(error)[:4000], posted=posted)
                 self._shared.send(delivery.link.address, failed)
+            elif state is SendState.CANCELLED and posted:
+                self._shared.send(delivery.link.address, Cancel(key=delivery.key))
         event = self._event(send, error)
         self._bury_if_quiet(send)  # before the engine hears of it: what it frees then is free
         self._shared.finish(event)

@@ -229,6 +229,12 @@ class GenerationSide:
         error.request_id = receive.request_id
         self._settle(receive, ReceiveState.FAILED, error, writer_done=not failed.posted)
 
+    def on_cancel(self, address: Address, cancel: Cancel) -> None:
+        """The request is gone over there; CANCELLED follows when nothing is posted any more."""
+        receive = self._live(cancel.key, address)
+        if receive is not None:
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive), writer_done=False)
+
     def on_cancelled(self, address: Address, cancelled: Cancelled) -> None:
         """Nothing is posted, and nothing will be."""
         receive = self._find(cancelled.key, address)
@@ -237,10 +243,7 @@ class GenerationSide:
         if receive.final:
             self._writer_is_done(receive, "CANCELLED")
         else:
-            error = TransferCancelledError(
-                f"{receive.key} was cancelled at the context worker", request_id=receive.request_id
-            )
-            self._settle(receive, ReceiveState.CANCELLED, error, writer_done=True)
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive), writer_done=True)
 
     def link_lost(self, link: Link, error: KvferryError) -> None:
         """The peer was refused, is silent, or is gone."""
@@ -379,3 +382,8 @@ class GenerationSide:
             }
             for receive in list(self._receives.values())
         ]
+
+
+def _cancelled_there(receive: Receive) -> TransferCancelledError:
+    message = f"{receive.key} was cancelled at the context worker"
+    return TransferCancelledError(message, request_id=receive.request_id)

@@ -193,7 +193,7 @@ class Loop:
             case Table():
                 self.context.on_table(sender, message)
             case Cancel():
-                self.context.on_cancel(sender, message)
+                self._side_of(message.key.instance).on_cancel(sender, message)
             case Cancelled():
                 self.generation.on_cancelled(sender, message)
             case Failed():
@@ -208,7 +208,7 @@ class Loop:
                 self.generation.on_refuse(sender, message)
 
     def _side_of(self, instance: str) -> ContextSide | GenerationSide:
-        """DONE and FAILED go both ways: about our own request we are the context side."""
+        """DONE, FAILED and CANCEL go both ways: about our own request we are the context side."""
         return self.context if instance == self._shared.instance else self.generation
 
     def _progress(self) -> None:
