@@ -27,7 +27,7 @@ from kvferry_plugins.transceiver import (
     TransferAgent,
     TransferId,
 )
-from kvferry_plugins.types import AgentSpec
+from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 GRACE_SECONDS = 0.05
 """From the proof that a peer's process is gone to FENCED, at least."""
@@ -53,7 +53,7 @@ class NixlAgent(TransferAgent):
     def __init__(self, spec: AgentSpec) -> None:
         self._name = f"{spec.name}-{uuid.uuid4().hex}"
         self._device = spec.device
-        self._nixl: Any = make_agent(self._name)
+        self._nixl: Any = make_agent(self._name, loopback_only=bool(spec.options.get(LOOPBACK_ONLY)))
         self.library = library_version()
         self._identity = own_identity()
         self._ids = itertools.count(1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvferry.bench.processes import Child
 
-ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "1"))
 """Rounds of each scenario: `make faults` runs 20."""
 
 TRANSFER_SECONDS = 1.5

@@ -32,6 +32,8 @@ from kvferry_plugins.types import Outcome, Role, TransferEvent
 
 TOMBSTONES = 4096
 HELD_TABLES = 1024
+VERDICT_SECONDS = 0.5
+"""From a failed write to its report, unless the target's process is proven gone meanwhile."""
 
 
 class ContextSide:
@@ -270,12 +272,14 @@ class ContextSide:
             self._write_failed(send, delivery, error)
 
     def _write_failed(self, send: Send, delivery: Delivery, error: TransferError) -> None:
-        """A dead target is what makes most writes fail, and it may be known before the next look at the peers."""
+        """Post nothing more. A dead target is what makes most writes fail, and its end takes a moment to be proven."""
         link = delivery.link
+        delivery.stopping, delivery.error = True, delivery.error or error
+        delivery.queue.clear()
         if self._links.is_gone(link.instance, link.incarnation):
             self._links.lose(link, PeerLostError(f"{link} is gone: {error}"), gone=True)
         else:
-            self._settle(send, SendState.FAILED, error)
+            send.transfer_end = min(send.transfer_end, self._shared.now() + VERDICT_SECONDS)
 
     def link_ready(self, link: Link) -> None:
         """Nothing waits for a handshake on this side."""
@@ -306,6 +310,8 @@ class ContextSide:
             self._refuse(link.address, table, "ctx_request_id", "its request did not come in time")
 
     def _timeout(self, send: Send, now: float) -> KvferryError:
+        if send.delivery is not None and send.delivery.error is not None:
+            return send.delivery.error
         if send.last_error is not None and send.delivery is None:
             return PeerLostError(
                 f"request {send.request_id} was not fetched again within its lease: {send.last_error}",

@@ -26,6 +26,7 @@ from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import Capability, KvCacheTransceiver, Region, RegistrationId, TransferAgent
 from kvferry_plugins.types import (
+    LOOPBACK_ONLY,
     AgentSpec,
     DisaggregatedParams,
     Role,
@@ -73,7 +74,9 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
         instance = uuid.uuid4().hex
         channel = Channel(spec.bind, instance, load_or_make_key(), spec.peers)
         try:
-            agent = spec.create_agent(AgentSpec(spec.backend, name=instance, device=spec.device))
+            agent = spec.create_agent(
+                AgentSpec(spec.backend, instance, spec.device, options={LOOPBACK_ONLY: not spec.peers})
+            )
             try:
                 registration = self._register(agent)
                 return self._share(spec, config, instance, channel, agent), registration

@@ -8,7 +8,7 @@ from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link
 from kvferry.transceiver.pieces import Piece
 from kvferry.transceiver.wire import Cancelled, Done, Failed, Key
-from kvferry_plugins.errors import KvferryError
+from kvferry_plugins.errors import KvferryError, TransferError
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import TransferId
 
@@ -52,6 +52,8 @@ class Delivery:
     checksum: int | None = None
     stopping: bool = False
     """Post nothing more."""
+    error: TransferError | None = None
+    """The first write that failed."""
     owes_cancelled: bool = False
     """The peer keeps its blocks in quarantine until it hears CANCELLED."""
 
