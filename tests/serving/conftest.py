@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -153,3 +154,29 @@ def small_model(tmp_path_factory) -> str:
     LlamaForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(find_checkpoint("smollm2")).save_pretrained(folder)
     return str(folder)
+
+
+@contextlib.contextmanager
+def stopped_process(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def stopped():
+    """Keep a process from running for a while: ``with stopped(pid): …``."""
+    return stopped_process
+
+
+@pytest.fixture
+def start_worker(tmp_path):
+    """A worker of a test's own: ``with start_worker(role, model, *arguments) as worker: …``."""
+
+    def start(role: str, model: str, *arguments: str, **transceiver: Any):
+        config = {**CONFIG, "cache_transceiver_config": {**CONFIG["cache_transceiver_config"], **transceiver}}
+        return running_worker(tmp_path, role, model, config, *arguments)
+
+    return start
