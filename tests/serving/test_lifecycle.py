@@ -1,0 +1,144 @@
+import signal
+import time
+
+import psutil
+import pytest
+
+
+def ended(worker, seconds):
+    return worker.process._process.wait(seconds)
+
+
+def signalled(worker, number):
+    worker.process._process.send_signal(number)
+
+
+def offered(worker):
+    """A hand-off that nobody fetches: it holds blocks until its lease ends."""
+    answer = worker.complete(prompt="Held back", disaggregated_params={"request_type": "context_only"})
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_drained_worker_refuses_what_is_new_and_ends_with_0(start_worker, small_model):
+    with start_worker("context", small_model, kv_transfer_admission_timeout_ms=1500) as worker:
+        assert worker.http.get("/healthz").status_code == 200
+        assert worker.http.get("/readyz").status_code == 200
+        offered(worker)
+        signalled(worker, signal.SIGTERM)
+        deadline = time.monotonic() + 1
+        while worker.http.get("/readyz").status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert worker.http.get("/readyz").status_code == 503
+        assert worker.http.get("/healthz").status_code == 200
+        refused = worker.complete(prompt="Too late", max_tokens=1)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert worker.status()["draining"] is True
+        assert ended(worker, 10) == 0
+
+
+def test_a_worker_that_cannot_drain_in_time_ends_with_1_and_says_what_is_left(start_worker, small_model):
+    with start_worker("context", small_model, "--drain-seconds", "0.5") as worker:
+        offered(worker)
+        signalled(worker, signal.SIGTERM)
+        assert ended(worker, 10) == 1
+        said = "\n".join(worker.process._last_lines)
+        assert "stopped before everything was drained" in said
+        assert "'transferring': 1" in said
+
+
+def test_a_request_under_way_ends_before_the_worker_does(start_worker, small_model):
+    with start_worker("generation", small_model) as worker:
+        body = {"prompt": "Long", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with worker.http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            signalled(worker, signal.SIGINT)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert ended(worker, 10) == 0
+
+
+def test_sigusr1_tells_the_status_and_all_stacks(start_worker, small_model):
+    with start_worker("context", small_model) as worker:
+        worker.process._last_lines = heard = []
+        signalled(worker, signal.SIGUSR1)
+        deadline = time.monotonic() + 5
+        while not any("ledger" in line for line in heard) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        said = "\n".join(heard)
+        assert "Current thread" in said or "Thread 0x" in said
+        assert "engine_loop.py" in said
+        assert '"plan"' in said
+        assert worker.complete(prompt="Still here", max_tokens=1).status_code == 200
+
+
+def test_a_worker_with_another_model_is_refused_naming_what_differs(running_pair, start_worker, small_model):
+    with start_worker("context", small_model) as stranger:
+        answer = stranger.complete(prompt="Hi", disaggregated_params={"request_type": "context_only"}).json()
+        params = {**answer["choices"][0]["disaggregated_params"], "request_type": "generation_only"}
+        body = {"prompt": answer["prompt_token_ids"], "disaggregated_params": params}
+        refused = running_pair.generation.complete(**body)
+        assert refused.status_code == 502, refused.text
+        assert refused.json()["error"]["code"] == "handshake_refused"
+        assert "model.weights" in refused.json()["error"]["message"]
+        assert not running_pair.generation.unsettled
+
+
+def test_a_context_worker_that_was_killed_is_a_502_and_costs_nothing(start_worker, small_model, tmp_path):
+    with start_worker("context", small_model) as context, start_worker("generation", small_model) as generation:
+        answer = context.complete(prompt="Hi", disaggregated_params={"request_type": "context_only"}).json()
+        params = {**answer["choices"][0]["disaggregated_params"], "request_type": "generation_only"}
+        body = {"prompt": answer["prompt_token_ids"], "max_tokens": 2, "disaggregated_params": params}
+        context.process._process.kill()
+        context.process._process.wait()
+        lost = generation.complete(**body)
+        assert (lost.status_code, lost.json()["error"]["code"]) == (502, "peer_lost"), lost.text
+        assert generation.complete(prompt="Alone", max_tokens=2).status_code == 200
+        generation.require_settled(seconds=5)
+
+
+def test_two_connected_workers_that_idle_use_no_cpu(pair):
+    pair.ask(prompt="Get to know each other", max_tokens=2)
+    time.sleep(1.5)
+    processes = [psutil.Process(worker.process.pid) for worker in (pair.context, pair.generation)]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    time.sleep(5)
+    used = [sum(process.cpu_times()[:2]) - start for process, start in zip(processes, before, strict=True)]
+    assert max(used) <= 0.02 * 5 + 0.02, used  # the kernel counts in hundredths
+
+
+def test_status_holds_the_plan_the_plugins_and_the_figures(pair):
+    status = pair.context.status()
+    assert status["role"] == "context"
+    assert status["plan"]["transceiver"] == {
+        "enabled": True,
+        "runtime": "PYTHON",
+        "backend": "NIXL",
+        "provider": "runtime_python",
+    }
+    assert "nixl" in status["plugins"]
+    assert status["manager"]["groups"][0]["total"] == 192
+    assert status["transceiver"]["role"] == "context"
+
+
+def test_status_answers_while_the_engine_computes(pair):
+    body = {"prompt": [(number * 31) % 40000 + 100 for number in range(2000)], "max_tokens": 1, "stream": True}
+    with pair.context.http.stream("POST", "/v1/completions", json=body) as answer:
+        del answer
+    import threading
+
+    done = threading.Thread(target=pair.context.complete, kwargs={**body, "stream": False})
+    done.start()
+    slowest, computing = 0.0, 0
+    while done.is_alive():
+        started = time.monotonic()
+        computing += bool(pair.generation.status() and pair.context.status()["engine"])
+        slowest = max(slowest, time.monotonic() - started)
+    assert computing > 3
+    assert slowest < 1.0, slowest
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/status", "/v1/models"])
+def test_the_small_endpoints_answer_json(pair, path):
+    answer = pair.generation.http.get(path)
+    assert answer.status_code == 200
+    assert answer.json()
