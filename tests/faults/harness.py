@@ -18,6 +18,9 @@ TRANSFER_SECONDS = 1.5
 ADMISSION_SECONDS = 2.0
 BLOCKS = 4096
 BLOCK_BYTES = 64 << 10
+LOST = ("PeerLostError", "TransferTimeoutError")
+"""What a survivor may report."""
+
 CONFIG = {
     "backend": "NIXL",
     "transceiver_runtime": "PYTHON",
@@ -97,6 +100,14 @@ def hand_over(cast: Cast, context: Child, generation: Child, *, blocks: int = 64
     assert end_of(context, request, seconds=10)["outcome"] == "completed"
     context.ask("free", request=request)
     return request
+
+
+def survives(cast: Cast, survivor: Child, context: Child, generation: Child, *, free_before: int) -> None:
+    """One of the two, which lost a peer, keeps serving; its ledger drains, and no block is missing."""
+    until(lambda: is_drained(survivor), seconds=10, what="an empty ledger")
+    generation.ask("free", request=hand_over(cast, context, generation))
+    until(lambda: is_drained(survivor), seconds=5, what="an empty ledger")
+    assert survivor.ask("statistics")["free"] == free_before
 
 
 def wait_for_partial(worker: Child, request: int, *, where: str) -> bool:

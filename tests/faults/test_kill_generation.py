@@ -3,29 +3,16 @@ import time
 import pytest
 from faults.harness import (
     ADMISSION_SECONDS,
+    LOST,
     ROUNDS,
     TRANSFER_SECONDS,
     Cast,
     end_of,
-    hand_over,
-    is_drained,
     kill,
     prepare,
-    until,
+    survives,
     wait_for_partial,
 )
-
-from kvferry.bench.processes import Child
-
-LOST = ("PeerLostError", "TransferTimeoutError")
-
-
-def survives(cast: Cast, context: Child, healthy: Child, free_before: int) -> None:
-    """The context worker keeps serving, its ledger drains, and no block is missing."""
-    until(lambda: is_drained(context), seconds=10, what="an empty ledger")
-    healthy.ask("free", request=hand_over(cast, context, healthy))
-    until(lambda: is_drained(context), seconds=5, what="an empty ledger")
-    assert context.ask("statistics")["free"] == free_before
 
 
 @pytest.mark.timeout(1800)
@@ -56,7 +43,7 @@ def test_a_context_worker_survives_its_generation_workers_death(cast: Cast, mome
         assert outcome["outcome"] == "completed" if moment == "after" else outcome["error"] in LOST, outcome
         assert time.monotonic() - killed < deadline + 1
         context.ask("free", request=request)
-        survives(cast, context, healthy, free_before)
+        survives(cast, context, context, healthy, free_before=free_before)
         counted += 1
         if counted == ROUNDS:
             break
