@@ -140,7 +140,7 @@ def chunked(run_pair, raw_peer, kit):
     table = peer.table(pair.context.transceiver.get_disaggregated_params(request))
     peer.send(address, table)
     peer.expect(Posting)
-    kit.wait_until(lambda: pair.context.transceiver.status_dump()["sends"][0]["bytes_done"] == 2048)
+    kit.wait_until(lambda: [send["bytes_done"] for send in pair.context.transceiver.status_dump()["sends"]] == [2048])
     return pair, peer, address, table, request
 
 

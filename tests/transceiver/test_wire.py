@@ -1,6 +1,6 @@
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvferry.transceiver import wire
@@ -63,20 +63,20 @@ messages = st.one_of(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages)
 def test_every_message_arrives_as_it_was_sent(message):
     assert decode(encode(message)) == message
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200))
 def test_random_bytes_are_malformed(frame):
     with pytest.raises(MalformedMessageError):
         decode(frame)
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages, st.data())
 def test_a_frame_that_is_cut_short_or_too_long_is_malformed(message, data):
     frame = encode(message)
@@ -86,7 +86,7 @@ def test_a_frame_that_is_cut_short_or_too_long_is_malformed(message, data):
             decode(broken)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
 def test_a_mutated_frame_is_a_message_or_malformed_and_nothing_else(message, edits):
     frame = bytearray(encode(message))
@@ -153,7 +153,7 @@ def test_a_layout_survives_the_wire():
 
 
 @given(layouts)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_strangers_layout_is_read_or_malformed(layout):
     try:
         read = from_wire(layout)

@@ -288,7 +288,11 @@ class Links:
         peer = self._known.get((instance, incarnation))
         if peer is None:
             return (instance, incarnation) in self._gone
-        return self._shared.agent.fence(peer) is Fence.FENCED
+        try:
+            return self._shared.agent.fence(peer) is Fence.FENCED
+        except Exception:
+            self._shared.counters["agent_errors"] += 1
+            return False  # in doubt, and the other peers' clocks run on
 
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""
