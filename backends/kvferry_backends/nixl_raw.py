@@ -31,6 +31,9 @@ from kvferry_plugins.errors import TransferError
 WAYS: Mapping[str, bool] = {"progress thread": True, "polled": False}
 """Way → whether NIXL's progress thread runs."""
 
+_TARGET_PAUSE = 1e-4
+"""Seconds between two polls of a target; one that spins takes a core from its writer, and is no faster."""
+
 _SEED = 1
 _PR_SET_PDEATHSIG = 1
 
@@ -40,7 +43,7 @@ class _Side:
 
     def __init__(self, name: str, progress_thread: bool, nbytes: int, connection: Connection) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped orphan would stay for ever
-        self.agent = make_agent(name, progress_thread=progress_thread)
+        self.agent = make_agent(name, progress_thread=progress_thread, loopback_only=True)
         self.buffer = np.zeros(nbytes, dtype=np.uint8)
         self.agent.register_memory([(self.buffer.ctypes.data, nbytes, 0, "")], "DRAM")
         connection.send((self.agent.get_agent_metadata(), self.buffer.ctypes.data))
@@ -103,9 +106,8 @@ def _write_pieces(side: _Side, nbytes: int, pieces: int, seed: int | None) -> fl
 def _run_target(connection: Connection, progress_thread: bool, nbytes: int, _: int) -> None:
     side = _Side("raw-target", progress_thread, nbytes, connection)
     while True:
-        while not progress_thread and not connection.poll(0):
+        while not progress_thread and not connection.poll(_TARGET_PAUSE):
             side.agent.get_new_notifs()
-            os.sched_yield()
         if connection.recv() is None:
             return
         connection.send(bool((side.buffer == _pattern(nbytes)).all()))

@@ -8,6 +8,7 @@ import select
 import socket
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -15,12 +16,12 @@ from kvferry_backends.nixl_agent import NixlAgent
 from kvferry_backends.orphaned_bytes import orphaned_bytes
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.transceiver import Region
-from kvferry_plugins.types import AgentSpec
+from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 
 class AgentChild:
     def __init__(self, name: str, nbytes: int) -> None:
-        self.agent = NixlAgent(AgentSpec("NIXL", name, "cpu"))
+        self.agent = NixlAgent(AgentSpec("NIXL", name, "cpu", options={LOOPBACK_ONLY: True}))
         self.buffer = np.zeros(nbytes, dtype=np.uint8)
         self.registration = self.agent.register([Region(self.buffer.ctypes.data, nbytes)])
         self.polls = True
@@ -87,6 +88,18 @@ class AgentChild:
             self.poll()
         return int(np.count_nonzero(before != self.buffer))
 
+    def listening(self):
+        """Local addresses, as in ``/proc/net/tcp``, where this process listens."""
+        sockets = {
+            os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and _is_open(fd)
+        }
+        rows = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()
+        ]
+        return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+
     def hold_unread_bytes(self):
         """Own a connection whose other end sent something and is closed, and never read it."""
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -141,6 +154,10 @@ class AgentChild:
         self.agent.deregister(self.registration)
         self.agent.close()
         self.agent.close()
+
+
+def _is_open(fd):
+    return Path(f"/proc/self/fd/{fd}").is_symlink()
 
 
 def _pattern(seed, nbytes):

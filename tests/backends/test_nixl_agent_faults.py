@@ -5,7 +5,11 @@ import pytest
 
 MIB = 1 << 20
 
+OVER_CMA_ONLY = pytest.mark.parametrize("transports", [{}], ids=["cma"])
+"""For what no transport changes."""
 
+
+@OVER_CMA_ONLY
 def test_a_target_killed_before_the_write_is_an_error_and_others_are_still_served(pair, start):
     writer, target = pair
     other = start("other")
@@ -18,7 +22,7 @@ def test_a_target_killed_before_the_write_is_an_error_and_others_are_still_serve
     assert writer.end() == 0
 
 
-@pytest.mark.parametrize("milliseconds", [3, 40, 150])
+@pytest.mark.parametrize("milliseconds", [3, 60])
 def test_a_target_killed_during_a_write_is_an_error_and_others_are_still_served(pair, start, milliseconds):
     writer, target = pair
     other = start("other")
@@ -43,7 +47,7 @@ def test_a_target_killed_while_the_connection_is_being_made_fails_the_transfer(p
     assert writer.ask("outcome", transfer=transfer)["ok"] is False
 
 
-@pytest.mark.parametrize("milliseconds", [0, 5, 41, 150])
+@pytest.mark.parametrize("milliseconds", [0, 5, 41])
 def test_a_killed_writer_is_fenced_and_changes_no_byte_afterwards(pair, start, milliseconds):
     writer, target = pair
     other = start("other")
@@ -64,6 +68,7 @@ def test_a_killed_writer_is_fenced_and_changes_no_byte_afterwards(pair, start, m
     assert target.end() == 0
 
 
+@OVER_CMA_ONLY
 def test_a_stopped_writer_is_in_doubt_until_it_is_gone(pair):
     writer, target = pair
     writer.tell("write_until_it_fails", peer=writer.peer, address=target.address, nbytes=64 * MIB)
@@ -77,6 +82,7 @@ def test_a_stopped_writer_is_in_doubt_until_it_is_gone(pair):
     target.until("fence", "FENCED", peer=target.peer)
 
 
+@OVER_CMA_ONLY
 def test_a_writer_that_ended_well_is_fenced_too_even_before_its_parent_has_reaped_it(pair):
     writer, target = pair
     writer.process.stdin.close()
@@ -98,6 +104,7 @@ def _serves(writer, target):
     assert writer.ask("outcome", transfer=transfer)["ok"]
 
 
+@OVER_CMA_ONLY
 def test_unread_bytes_in_a_socket_that_is_not_nixls_delay_a_fence_but_do_not_prevent_it(pair):
     writer, target = pair
     target.ask("hold_unread_bytes")
