@@ -102,11 +102,16 @@ class Pair:
 
 
 @contextlib.contextmanager
-def running_worker(folder, role: str, model: str, config: dict[str, Any], *arguments: str) -> Iterator[Worker]:
+def running_worker(factory, role: str, model: str, config: dict[str, Any], *arguments: str) -> Iterator[Worker]:
+    folder = factory.mktemp(role)
     path = folder / f"{role}.yaml"
     path.write_text(yaml.safe_dump(config))
     arguments = ("--role", role, "--model", model, "--config", str(path), *arguments)
-    with WorkerProcess(role, arguments, lambda text: None) as process:
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # all workers are one user's: they share the key of its settings
+            for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+                patch.setenv(variable, str(factory.getbasetemp() / "settings"))
+            process = stack.enter_context(WorkerProcess(role, arguments, lambda text: None))
         process.wait_ready()
         with httpx.Client(base_url=process.http, timeout=120, trust_env=False) as http:
             yield Worker(process, http)
@@ -114,10 +119,9 @@ def running_worker(folder, role: str, model: str, config: dict[str, Any], *argum
 
 @pytest.fixture(scope="session")
 def running_pair(tmp_path_factory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("pair")
     with (
-        running_worker(folder, "context", "smollm2", CONFIG) as context,
-        running_worker(folder, "generation", "smollm2", CONFIG) as generation,
+        running_worker(tmp_path_factory, "context", "smollm2", CONFIG) as context,
+        running_worker(tmp_path_factory, "generation", "smollm2", CONFIG) as generation,
     ):
         yield Pair(context, generation)
 
@@ -172,11 +176,11 @@ def stopped():
 
 
 @pytest.fixture
-def start_worker(tmp_path):
+def start_worker(tmp_path_factory):
     """A worker of a test's own: ``with start_worker(role, model, *arguments) as worker: …``."""
 
     def start(role: str, model: str, *arguments: str, **transceiver: Any):
         config = {**CONFIG, "cache_transceiver_config": {**CONFIG["cache_transceiver_config"], **transceiver}}
-        return running_worker(tmp_path, role, model, config, *arguments)
+        return running_worker(tmp_path_factory, role, model, config, *arguments)
 
     return start

@@ -55,8 +55,9 @@ def demo(
     from kvferry.cli.explain import plain_plan
     from kvferry.config import load_engine_args, parse_engine_args
     from kvferry.demo.progress import progress_view
-    from kvferry.dispatcher import resolve
+    from kvferry.dispatcher import missing_libraries, resolve
     from kvferry.integrations.checkpoints import find_checkpoint
+    from kvferry_plugins.errors import BackendUnavailableError
 
     settings = demo_settings(load_engine_args(config) if config else parse_engine_args({}), backend, runtime)
     registry = open_registry(toggles)
@@ -70,6 +71,8 @@ def demo(
 
         print_plan(plan, model=model)
         print_warnings(warnings)
+    if missing := missing_libraries(plan, registry):
+        raise BackendUnavailableError(f"this plan cannot be built here: {'; '.join(missing.values())}")
 
     from kvferry.demo.prompts import DEFAULT_PROMPTS
     from kvferry.demo.report import plain_results, print_results
