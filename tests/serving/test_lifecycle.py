@@ -5,6 +5,9 @@ import time
 import psutil
 import pytest
 
+from kvferry.demo.processes import WorkerFailedError
+from kvferry.demo.router import ask
+
 
 def ended(worker, seconds):
     return worker.process._process.wait(seconds)
@@ -42,9 +45,14 @@ def test_a_drained_worker_refuses_what_is_new_finishes_what_it_has_and_ends_with
 
 
 def test_a_worker_that_cannot_drain_in_time_ends_with_1_and_says_what_is_left(start_worker, small_model):
+    body = {"prompt": "Long", "max_tokens": 4000, "ignore_eos": True}
     with start_worker("context", small_model, "--drain-seconds", "0.5") as worker:
         offered(worker)
-        signalled(worker, signal.SIGTERM)
+        with worker.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            signalled(worker, signal.SIGTERM)
+            assert '"code": "shutting_down"' in [line for line in lines if line][-2]
         assert ended(worker, 10) == 1
         said = "\n".join(worker.process._last_lines)
         assert "stopped before everything was drained" in said
@@ -87,6 +95,8 @@ def test_a_context_worker_that_was_killed_is_a_502_and_costs_nothing(start_worke
         context.process._process.wait()
         lost = generation.complete(**body)
         assert (lost.status_code, lost.json()["error"]["code"]) == (502, "peer_lost"), lost.text
+        with pytest.raises(WorkerFailedError, match=r"context worker gave no answer .*ended with signal SIGKILL"):
+            ask(context.process, generation.process, "Hi", 2, lambda text: None)
         assert generation.complete(prompt="Alone", max_tokens=2).status_code == 200
         generation.require_settled(seconds=5)
 

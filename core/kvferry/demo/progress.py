@@ -27,7 +27,9 @@ class ProgressView:
         if self._status is None:
             click.echo(text, err=True)
         else:
-            self._status.update(" · ".join(f"{who}: {what}" for who, what in self._last.items()))
+            from rich.text import Text  # a path may hold what rich would take for markup
+
+            self._status.update(Text(" · ".join(f"{who}: {what}" for who, what in self._last.items())))
 
     def stage(self, stage: str, fraction: float | None) -> None:
         """Show a stage of this process; a fraction by tenths, so that a log stays short."""

@@ -2,10 +2,12 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvferry.serving.failures import RequestError
 from kvferry.serving.jobs import Failed, Job, Jobs, Steps, Turn
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.transceiver import KvCacheTransceiver
@@ -15,6 +17,7 @@ logger = logging.getLogger("kvferry.serving")
 
 LOOK_SECONDS = 1.0
 """How often outcomes are looked for where a runtime forgot to tell of one."""
+PAUSE_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -89,16 +92,24 @@ class EngineLoop:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._bell.clear()
-            while self._inbox:
-                self._inbox.popleft()()
-            self._wake_sleepers()
-            self._admit()
-            if self._ready:
-                self._step(self._ready.popleft(), None)
-            else:
-                self._bell.wait(LOOK_SECONDS if self._asleep else None)
+            try:
+                self._turn()
+            except Exception:
+                # a runtime with a bug behind it must not end what others compute
+                logger.exception("internal error in the engine's loop")
+                time.sleep(PAUSE_SECONDS)
         self._end_all()
+
+    def _turn(self) -> None:
+        self._bell.clear()
+        while self._inbox:
+            self._inbox.popleft()()
+        self._wake_sleepers()
+        self._admit()
+        if self._ready:
+            self._step(self._ready.popleft(), None)
+        else:
+            self._bell.wait(LOOK_SECONDS if self._asleep else None)
 
     def _admit(self) -> None:
         while self._waiting and self._active < self._max_active:
@@ -159,7 +170,7 @@ class EngineLoop:
         self._live.discard(task.job)
 
     def _end_all(self) -> None:
-        error = KvferryError("this worker is shutting down")
+        error = RequestError("this worker is shutting down", status=503, code="shutting_down")
         for task in (*self._ready, *self._asleep.values()):
             self._close(task)
             task.job.tell(Failed(error))

@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 from kvferry_plugins.errors import ConfigError, KvferryError
 
 START_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 75
+"""Longer than routers keep idle connections, so that they close them first."""
 GRACE_SECONDS = 5
 """How long answers under way may take once the server is told to stop."""
 
@@ -65,6 +67,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         self._server = uvicorn.Server(config)

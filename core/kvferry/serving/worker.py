@@ -193,6 +193,7 @@ def _drain(service: Service, seconds: float, stop: threading.Event) -> int:
                 service.statistics(),
                 service.transceiver.status_dump().get("ledger"),
             )
+            service.loop.stop(STOP_SECONDS)  # clients hear of it while HTTP is still there
             return 1
         time.sleep(LOOK_SECONDS)
     return 0
