@@ -179,8 +179,12 @@ def stopped():
 def start_worker(tmp_path_factory):
     """A worker of a test's own: ``with start_worker(role, model, *arguments) as worker: …``."""
 
-    def start(role: str, model: str, *arguments: str, **transceiver: Any):
-        config = {**CONFIG, "cache_transceiver_config": {**CONFIG["cache_transceiver_config"], **transceiver}}
+    def start(role: str, model: str, *arguments: str, memory: dict[str, Any] | None = None, **transceiver: Any):
+        config = {
+            **CONFIG,
+            "cache_transceiver_config": {**CONFIG["cache_transceiver_config"], **transceiver},
+            "kv_cache_config": {**CONFIG["kv_cache_config"], **(memory or {})},
+        }
         return running_worker(tmp_path_factory, role, model, config, *arguments)
 
     return start

@@ -1,10 +1,13 @@
+import json
 import signal
 import threading
 import time
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from kvferry.cli.main import main
 from kvferry.demo.processes import WorkerFailedError
 from kvferry.demo.router import ask
 
@@ -143,3 +146,38 @@ def test_the_small_endpoints_answer_json(pair, path):
     answer = pair.generation.http.get(path)
     assert answer.status_code == 200
     assert answer.json()
+
+
+def test_explain_asks_a_running_worker(pair):
+    said = CliRunner().invoke(main, ["explain", "--worker", pair.context.process.http]).output
+    assert "PYTHON on NIXL" in said
+    assert "worker       context, ready" in said
+    result = CliRunner().invoke(main, ["explain", "--json", "--worker", pair.generation.process.http])
+    answer = json.loads(result.output)
+    assert answer["ok"] is True
+    assert answer["transceiver"]["runtime"] == "PYTHON"
+    assert answer["worker"]["transceiver"]["loop_alive"] is True
+
+
+@pytest.mark.parametrize(("address", "status"), [("127.0.0.1:1", 1), ("tcp://127.0.0.1:1", 2)])
+def test_explain_says_that_no_worker_is_there(address, status):
+    result = CliRunner().invoke(main, ["explain", "--worker", address])
+    assert result.exit_code == status
+    assert "127.0.0.1:1" in result.output
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_running_out_of_blocks_half_way_is_said_and_costs_nothing(start_worker, small_model, stream):
+    with start_worker("generation", small_model, memory={"max_tokens": 64}) as worker:
+        body = {"prompt": [7] * 40, "max_tokens": 200, "ignore_eos": True}
+        if stream:
+            *pieces, last = worker.stream(**body)
+            assert len(pieces) == 25  # the prompt's blocks have room for 24 tokens behind it, and one needs none
+            error = last["error"]
+        else:
+            answer = worker.complete(**body)
+            assert answer.status_code == 503
+            error = answer.json()["error"]
+        assert error["code"] == "cache_full"
+        worker.require_settled(seconds=2)
+        assert worker.complete(prompt=[7] * 40, max_tokens=20, ignore_eos=True).status_code == 200
