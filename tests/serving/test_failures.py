@@ -25,6 +25,7 @@ from kvferry_plugins.errors import (
         (TransferError("it has expired", field="ctx_request_id"), 410, "disaggregated_params.ctx_request_id"),
         (TransferError("its blocks are gone", field="ctx_request_id"), 410, "disaggregated_params.ctx_request_id"),
         (TransferError("other", field="ctx_request_id"), 400, "disaggregated_params.ctx_request_id"),
+        (TransferError("in flight", field="attempt"), 409, "disaggregated_params.ctx_request_id"),
         (ValueError("what"), 400, None),
         (KeyError("bug"), 500, None),
     ],

@@ -1,6 +1,7 @@
 import base64
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -159,6 +160,19 @@ def test_a_guessed_token_or_another_life_is_refused(pair, prefilled, fields, str
 def test_parameters_work_once(pair, prefilled, stream):
     assert pair.generation.complete(**prefilled).status_code == 200
     refused(pair.generation.complete(**prefilled, stream=stream), 410, f"{PARAMS}.ctx_request_id")
+
+
+def test_of_several_that_fetch_with_the_same_parameters_one_gets_them(pair):
+    tokens = [(number * 7907) % 40000 + 100 for number in range(400)]
+    body = pair.prefill(prompt=tokens, max_tokens=2)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: pair.generation.complete(**body), range(4)))
+    assert sorted(answer.status_code for answer in answers)[0] == 200
+    for answer in answers:
+        if answer.status_code != 200:
+            refused(answer, answer.status_code, f"{PARAMS}.ctx_request_id")
+            assert answer.status_code in (409, 410)
+    assert sum(answer.status_code == 200 for answer in answers) == 1
 
 
 def test_expired_parameters_are_refused_at_once(pair):

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from kvferry.config import EngineArgs
     from kvferry.demo.report import Compared
     from kvferry.demo.run import Speaker
+    from kvferry.registry.door import Registry
     from kvferry.registry.toggles import Toggles
+    from kvferry_plugins.types import Plan
 
 NOT_RUN: dict[str, object] = {"plan": None, "prompts": [], "equal": None}
 """The keys of the JSON beyond the envelope, where the demo does not run."""
@@ -51,28 +53,22 @@ def demo(
 
     Exit status 1 if an output differs from aggregated decoding, or a worker fails.
     """
-    from kvferry.checkpoint import load_model_spec
     from kvferry.cli.explain import plain_plan
     from kvferry.config import load_engine_args, parse_engine_args
     from kvferry.demo.progress import progress_view
-    from kvferry.dispatcher import missing_libraries, resolve
     from kvferry.integrations.checkpoints import find_checkpoint
-    from kvferry_plugins.errors import BackendUnavailableError
 
     settings = demo_settings(load_engine_args(config) if config else parse_engine_args({}), backend, runtime)
     registry = open_registry(toggles)
     with progress_view() as view:
         folder = find_checkpoint(model, view.stage)
-    spec = load_model_spec(folder)
-    plan = resolve(parse_engine_args(settings), model=spec, registry=registry, environ=os.environ)
+    plan = _buildable_plan(settings, folder, registry)
     warnings = (*registry.warnings, *plan.warnings)
     if not as_json:
         from kvferry.cli.plan_tables import print_plan
 
         print_plan(plan, model=model)
         print_warnings(warnings)
-    if missing := missing_libraries(plan, registry):
-        raise BackendUnavailableError(f"this plan cannot be built here: {'; '.join(missing.values())}")
 
     from kvferry.demo.prompts import DEFAULT_PROMPTS
     from kvferry.demo.report import plain_results, print_results
@@ -90,6 +86,20 @@ def demo(
         print_results(results)
         click.echo(_verdict(results))
     raise SystemExit(0 if equal else 1)
+
+
+def _buildable_plan(settings: dict[str, Any], folder: Path, registry: "Registry") -> "Plan":
+    """Resolve, and say what is not installed here before anything is started."""
+    from kvferry.checkpoint import load_model_spec
+    from kvferry.config import parse_engine_args
+    from kvferry.dispatcher import missing_libraries, resolve
+    from kvferry_plugins.errors import BackendUnavailableError
+
+    args = parse_engine_args(settings)
+    plan = resolve(args, model=load_model_spec(folder), registry=registry, environ=os.environ)
+    if missing := missing_libraries(plan, registry):
+        raise BackendUnavailableError(f"this plan cannot be built here: {'; '.join(missing.values())}")
+    return plan
 
 
 def demo_settings(args: "EngineArgs", backend: str | None, runtime: str | None) -> dict[str, Any]:

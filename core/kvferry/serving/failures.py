@@ -85,5 +85,7 @@ def _transfer_failure(error: TransferError, message: str) -> Failure:
     if error.field is None:
         return Failure(502, message, "handoff_failed")
     param = PARAMETERS.get(error.field, f"disaggregated_params.{error.field}")
+    if error.field == "attempt":
+        return Failure(409, message, "handoff_in_flight", param)
     gone = error.field == "ctx_request_id" and ("expired" in message or "gone" in message)
     return Failure(410 if gone else 400, message, "handoff_gone" if gone else "invalid", param)
