@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.layout import Addresses
 
-SLICE_BYTES = 16 << 20
-"""1.3 ms at 12 GB/s; slices of 4 to 128 MiB were equally fast, of 1 MiB a tenth slower."""
+SLICE_BYTES = 32 << 20
+"""2.7 ms at 12 GB/s; slices of 4 to 128 MiB were equally fast, of 1 MiB a tenth slower."""
 
 SLICE_SEGMENTS = 1024
 

@@ -110,14 +110,14 @@ def survives(cast: Cast, survivor: Child, context: Child, generation: Child, *, 
     assert survivor.ask("statistics")["free"] == free_before
 
 
-def wait_for_partial(worker: Child, request: int, *, where: str) -> bool:
-    """Wait until some but not all bytes of a request are complete; False if it ended without being seen so."""
+def wait_for_partial(context: Child, request: int) -> bool:
+    """Wait until some but not all pieces of a request are complete; False if it ended without being seen so."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        sessions = {session["request_id"]: session for session in worker.ask("status")[where]}
+        sessions = {session["request_id"]: session for session in context.ask("status")["sends"]}
         session = sessions.get(request)
         if session is None:
             return False
         if 0 < session["bytes_done"] < session["bytes_expected"]:
             return True
-    raise AssertionError(f"request {request} never began: {worker.ask('status')}")
+    raise AssertionError(f"request {request} never began: {context.ask('status')}")

@@ -27,7 +27,7 @@ def test_a_generation_worker_survives_its_context_workers_death(cast: Cast, mome
         generation.ask("receive", request=request, **params)
         if moment != "before":
             context.ask("respond", request=request)
-        if moment == "during" and not wait_for_partial(generation, request, where="receives"):
+        if moment == "during" and not wait_for_partial(context, request):
             end_of(generation, request, seconds=5)
             generation.ask("free", request=request)
             kill(context)

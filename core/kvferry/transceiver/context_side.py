@@ -55,6 +55,14 @@ class ContextSide:
         """Whether a write is posted."""
         return self._deliveries.in_flight
 
+    @property
+    def eager(self) -> bool:
+        """Whether somebody waits for a posted write, so that it is worth a core; not if its request is over."""
+        return self._deliveries.in_flight and any(
+            send.state is SendState.POSTING and send.delivery is not None and send.delivery.in_flight
+            for send in self._sends.values()
+        )
+
     # --- what the engine asks ------------------------------------------------------------------------------------
 
     def admit(self, send: Send) -> None:

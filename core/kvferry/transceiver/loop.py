@@ -132,9 +132,9 @@ class Loop:
 
     def _patience_ms(self) -> int | None:
         """How long to sleep unless a descriptor turns ready; None = for ever."""
-        if self.context.busy:
+        if self.context.eager:
             return 0
-        if self.generation.busy:
+        if self.context.busy or self.generation.busy:
             return TARGET_PATIENCE_MS
         interval = self._tick_interval()
         if interval is None:

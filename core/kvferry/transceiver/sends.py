@@ -49,6 +49,8 @@ class Delivery:
     in_flight: dict[TransferId, int] = field(default_factory=dict)
     """Posted pieces: bytes by transfer."""
     done_bytes: int = 0
+    next_progress: float = 0.0
+    """When CHUNK_DONE is due although the chunk goes on; 0 = nothing was posted yet."""
     checksum: int | None = None
     stopping: bool = False
     """Post nothing more."""
