@@ -183,13 +183,18 @@ class GenerationSide:
             return
         problem = self._check(receive, done)
         if problem is None:
-            receive.received = done.nbytes
-            self._shared.send(address, done)
-            self._settle(receive, ReceiveState.COMPLETED, None, writer_done=True)
+            self._complete(receive, address, done)
         else:
             self._shared.send(address, Failed(key=done.key, reason=problem))
             error = TransferError(f"{receive.key}: {problem}", request_id=receive.request_id)
             self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+
+    def _complete(self, receive: Receive, address: Address, done: Done) -> None:
+        """Tell the engine before anybody else: its decoding waits for this, nothing waits for our book-keeping."""
+        receive.received, receive.state = done.nbytes, ReceiveState.COMPLETED
+        self._shared.finish(self._event(receive, None))
+        self._shared.send(address, done)
+        self._writer_is_done(receive, ReceiveState.COMPLETED.value)
 
     def _check(self, receive: Receive, done: Done) -> str | None:
         blocks = sum(len(table) for table in receive.tables)
