@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvferry.transceiver import context_side
+from kvferry.transceiver import requests_not_live
 from kvferry.transceiver.wire import Cancel, Cancelled, Done, Posting, Refuse
 from kvferry_plugins.types import ScheduleStyle
 
@@ -31,7 +31,7 @@ def early(run_pair, raw_peer, kit, monkeypatch):
 
 
 def is_held(pair):
-    return len(pair.context.transceiver._loop.context._held)
+    return pair.context.transceiver.status_dump()["held_tables"]
 
 
 def test_a_table_before_its_request_is_held_and_served_when_the_request_comes(early, kit):
@@ -71,7 +71,7 @@ def test_a_table_that_comes_after_its_own_cancellation_is_refused(early, kit):
 
 def test_held_tables_are_bounded_in_count(early, kit, monkeypatch):
     pair, peer, address, _, table = early
-    monkeypatch.setattr(context_side, "HELD_TABLES", 2)
+    monkeypatch.setattr(requests_not_live, "HELD_TABLES", 2)
     for request in (1, 2, 3):
         peer.send(address, kit.replace(table, key=kit.replace(table.key, request=request)))
     _, refuse = peer.expect(Refuse)

@@ -338,8 +338,9 @@ def spec_options(worker, **changes):
 @pytest.mark.parametrize(
     ("bind", "setting"),
     [
-        ("tcp://0.0.0.0:0", "peers"),
-        ("tcp://*:0", "peers"),
+        ("tcp://192.0.2.1:0", "peers"),
+        ("tcp://0.0.0.0:0", "bind"),
+        ("tcp://*:0", "bind"),
         ("tcp://127.0.0.1:70000", "bind"),
         ("127.0.0.1:7000", "bind"),
         ("ipc:///tmp/x", "bind"),

@@ -109,6 +109,11 @@ class Channel:
     def _open(self, bind: str) -> None:
         if host_of(bind) is None:
             raise ConfigError(f"the control socket cannot be bound to {bind!r}: write tcp://HOST:PORT", setting="bind")
+        if host_of(bind) in ("*", "0.0.0.0", "::"):
+            raise ConfigError(
+                f"{bind} is no address that a peer could name: bind to the one under which peers reach this worker",
+                setting="bind",
+            )
         if not self._peers and not is_loopback(bind):
             raise ConfigError(
                 f"{bind} is beyond loopback, and no `peers` are configured: list them with their keys, "

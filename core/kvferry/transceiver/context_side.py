@@ -8,14 +8,14 @@
 
 import copy
 import hmac
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from kvferry.transceiver.channel import Address
 from kvferry.transceiver.delivery import Deliveries
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
-from kvferry.transceiver.sends import Delivery, Send, SendState, Tombstone
+from kvferry.transceiver.requests_not_live import HeldTable, RequestsNotLive
+from kvferry.transceiver.sends import Delivery, Send, SendState
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.tables import TableError, read_tables
 from kvferry.transceiver.wire import Cancel, Cancelled, Done, Failed, Key, Posting, Refuse, Table
@@ -24,14 +24,11 @@ from kvferry_plugins.errors import (
     PeerLostError,
     TransferCancelledError,
     TransferError,
-    TransferTimeoutError,
 )
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import Completion
-from kvferry_plugins.types import Outcome, Role, TransferEvent
+from kvferry_plugins.types import Role, TransferEvent
 
-TOMBSTONES = 4096
-HELD_TABLES = 1024
 VERDICT_SECONDS = 0.5
 """From a failed write to its report, unless the target's process is proven gone meanwhile."""
 
@@ -43,11 +40,7 @@ class ContextSide:
         self._shared = shared
         self._links = links
         self._sends: dict[int, Send] = {}
-        self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
-        self._held: OrderedDict[int, tuple[Link, Table, float]] = OrderedDict()
-        """TABLEs that came before their request (generation-first), by request."""
-        self._cancelled: OrderedDict[tuple[Address, Key], None] = OrderedDict()
-        """Attempts that were told CANCELLED before their TABLE was accepted: it must not be served when it comes."""
+        self._others = RequestsNotLive()
         self._deliveries = Deliveries(shared)
 
     @property
@@ -70,10 +63,9 @@ class ContextSide:
         if send.request_id in self._sends:
             return
         self._sends[send.request_id] = send
-        held = self._held.pop(send.request_id, None)
+        held = self._others.take_held(send.request_id)
         if held is not None:
-            link, table, _ = held
-            self.on_table(link.address, table)
+            self.on_table(held.link.address, held.table)
 
     def respond(self, request_id: int, computed_tokens: int, tables: tuple[BlockIds, ...], entry: Entry) -> None:
         """The KV of the prompt's first tokens is complete."""
@@ -110,36 +102,32 @@ class ContextSide:
         if (table.key.instance, table.key.incarnation) != (self._shared.instance, self._shared.incarnation):
             self._refuse(address, table, "opaque_state", "it belongs to another life of this context worker")
             return
-        if (address, table.key) in self._cancelled:
+        if self._others.is_cancelled(address, table.key):
             self._refuse(address, table, "attempt", "this attempt was cancelled")
             return
         send = self._sends.get(table.key.request)
         if send is not None and not send.final:
             self._serve(send, link, table)
-        elif send is None and table.key.request not in self._tombstones and table.may_precede_request:
+        elif send is None and table.may_precede_request and not self._others.is_over(table.key.request):
             self._hold(link, table)
         else:
             self._answer_finished(address, table)
 
     def _hold(self, link: Link, table: Table) -> None:
-        if len(self._held) >= HELD_TABLES:
-            self._refuse(link.address, table, "ctx_request_id", f"{HELD_TABLES} tables wait for their requests already")
-            return
-        self._held[table.key.request] = (link, table, self._shared.now() + self._shared.clocks.admission)
+        deadline = self._shared.now() + self._shared.clocks.admission
+        if not self._others.hold(HeldTable(link, table, deadline)):
+            self._refuse(link.address, table, "ctx_request_id", "too many tables wait for their requests already")
 
     def _answer_finished(self, address: Address, table: Table) -> None:
         """A request that is over, or never was: the same attempt hears its end again, any other is refused."""
-        tombstone = self._tombstones.get(table.key.request)
-        if tombstone is not None and not hmac.compare_digest(tombstone.token, table.token):
-            tombstone = None
-        if tombstone is not None and tombstone.key == table.key and tombstone.answer is not None:
-            self._shared.send(address, tombstone.answer)
-        elif tombstone is not None:
-            self._refuse(
-                address, table, "ctx_request_id", f"the request is {tombstone.state.value}, its blocks are gone"
-            )
-        else:
+        tombstone = self._others.tombstone(table.key.request, table.token)
+        if tombstone is None:
             self._refuse(address, table, "ctx_request_id", "no such request, or it has expired")
+        elif tombstone.key == table.key and tombstone.answer is not None:
+            self._shared.send(address, tombstone.answer)
+        else:
+            reason = f"the request is {tombstone.state.value}, its blocks are gone"
+            self._refuse(address, table, "ctx_request_id", reason)
 
     def _serve(self, send: Send, link: Link, table: Table) -> None:
         if not hmac.compare_digest(send.token, table.token):
@@ -211,24 +199,14 @@ class ContextSide:
         delivery = send.delivery if send is not None else None
         link = self._links.get(address)
         if send is None or delivery is None or delivery.key != key or not _same_peer(delivery, link):
-            self._cancel_unserved(address, key)
+            self._others.cancel(address, key)
+            self._shared.send(address, Cancelled(key=key))
             return
         assert link is not None
         delivery.link, delivery.owes_cancelled = link, True
         if not send.final:
             error = TransferCancelledError(f"{key} was cancelled by the generation worker", request_id=send.request_id)
             self._settle(send, SendState.CANCELLED, error)
-
-    def _cancel_unserved(self, address: Address, key: Key) -> None:
-        """Nothing is posted for this attempt, and nothing will be: not even if its TABLE is held, or still to come."""
-        held = self._held.get(key.request)
-        if held is not None and (held[0].address, held[1].key) == (address, key):
-            del self._held[key.request]
-        if key.request not in self._tombstones:
-            self._cancelled[address, key] = None
-            while len(self._cancelled) > TOMBSTONES:
-                self._cancelled.popitem(last=False)
-        self._shared.send(address, Cancelled(key=key))
 
     def _attempt(self, key: Key, address: Address) -> Send | None:
         send = self._sends.get(key.request)
@@ -312,29 +290,9 @@ class ContextSide:
         now = self._shared.now()
         for send in list(self._sends.values()):
             if not send.final and now >= send.deadline:
-                self._settle(send, SendState.FAILED, self._timeout(send, now))
-        while self._held and next(iter(self._held.values()))[2] <= now:
-            _, (link, table, _) = self._held.popitem(last=False)
-            self._refuse(link.address, table, "ctx_request_id", "its request did not come in time")
-
-    def _timeout(self, send: Send, now: float) -> KvferryError:
-        if send.delivery is not None and send.delivery.error is not None:
-            return send.delivery.error
-        if send.last_error is not None and send.delivery is None:
-            return PeerLostError(
-                f"request {send.request_id} was not fetched again within its lease: {send.last_error}",
-                request_id=send.request_id,
-            )
-        what = {
-            SendState.WAITING: "no generation worker asked for it",
-            SendState.POSTING: f"with {send.delivery.done_bytes if send.delivery else 0} bytes written",
-            SendState.DELIVERED: "complete at the generation worker, which did not acknowledge it",
-        }.get(send.state, "the prefill did not end")
-        return TransferTimeoutError(
-            f"request {send.request_id} timed out after {now - send.started:.1f} s in state {send.state.value}: {what}",
-            request_id=send.request_id,
-            state=send.state.value,
-        )
+                self._settle(send, SendState.FAILED, send.timeout(now))
+        for held in self._others.take_expired(now):
+            self._refuse(held.link.address, held.table, "ctx_request_id", "its request did not come in time")
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -367,36 +325,27 @@ class ContextSide:
             return
         if send.entry is not None:
             self._shared.ledger.release(send.entry, reason=send.state.value)
-        answer: Done | Failed | Cancelled | None = None
-        if delivery is not None:
-            if send.state is SendState.COMPLETED:
-                answer = self._deliveries.done(send)
-            else:
-                answer = Cancelled(key=delivery.key)
-                if delivery.owes_cancelled:
-                    self._shared.send(delivery.link.address, answer)
+        answer: Done | Cancelled | None = None
+        if delivery is not None and send.state is SendState.COMPLETED:
+            answer = self._deliveries.done(send)
+        elif delivery is not None:
+            answer = Cancelled(key=delivery.key)
+            if delivery.owes_cancelled:
+                self._shared.send(delivery.link.address, answer)
         self._sends.pop(send.request_id, None)
-        self._tombstones[send.request_id] = Tombstone(
-            send.token, delivery.key if delivery is not None else None, answer, send.state
-        )
-        while len(self._tombstones) > TOMBSTONES:
-            self._tombstones.popitem(last=False)
+        self._others.bury(send, answer)
 
     def _event(self, send: Send, error: KvferryError | None) -> TransferEvent:
-        now, delivery = self._shared.now(), send.delivery
-        outcome: Outcome = "completed"
-        if send.state is not SendState.COMPLETED:
-            outcome = "cancelled" if send.state is SendState.CANCELLED else "failed"
-        posted = send.posted if send.posted is not None else now
-        return TransferEvent(
-            request_id=send.request_id,
-            role=Role.CONTEXT,
-            outcome=outcome,
+        delivery = send.delivery
+        return self._shared.event(
+            send.request_id,
+            Role.CONTEXT,
+            send.outcome,
             peer=delivery.link.instance if delivery is not None else "",
             nbytes=delivery.done_bytes if delivery is not None else 0,
-            blocks=sum(len(table) for table in delivery.tables) if delivery and outcome == "completed" else 0,
-            admission_seconds=posted - send.started,
-            transfer_seconds=now - posted,
+            blocks=sum(len(table) for table in delivery.tables) if delivery is not None else 0,
+            started=send.started,
+            posted=send.posted,
             error=error,
         )
 
@@ -412,26 +361,17 @@ class ContextSide:
     @property
     def unsettled(self) -> bool:
         """Whether anything still needs clocks."""
-        return bool(self._sends or self._held)
+        return bool(self._sends or self._others.held)
 
-    def knows(self, request_id: int) -> bool:
-        """Whether the request is live here."""
-        return request_id in self._sends
+    @property
+    def held_tables(self) -> int:
+        """TABLEs that wait for their requests."""
+        return self._others.held
 
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""
         now = self._shared.now()
-        return [
-            {
-                "request_id": send.request_id,
-                "state": send.state.value,
-                "seconds": round(now - send.started, 3),
-                "bytes_done": delivery.done_bytes if (delivery := send.delivery) else 0,
-                "bytes_expected": delivery.nbytes if delivery else 0,
-                "pieces_in_flight": len(delivery.in_flight) if delivery else 0,
-            }
-            for send in list(self._sends.values())
-        ]
+        return [send.dump(now) for send in list(self._sends.values())]
 
 
 def _same_peer(delivery: Delivery, link: Link | None) -> bool:

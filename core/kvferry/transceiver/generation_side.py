@@ -8,14 +8,11 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 
 from kvferry.transceiver.channel import Address
 from kvferry.transceiver.checksum import checksum_blocks
-from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
-from kvferry.transceiver.params import HandoffSource
+from kvferry.transceiver.receives import Receive, ReceiveState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import (
     Cancel,
@@ -33,53 +30,8 @@ from kvferry_plugins.errors import (
     PeerLostError,
     TransferCancelledError,
     TransferError,
-    TransferTimeoutError,
 )
-from kvferry_plugins.layout import BlockIds
-from kvferry_plugins.types import Outcome, Role, TransferEvent
-
-
-class ReceiveState(StrEnum):
-    """Where a receive stands."""
-
-    CONNECTING = "connecting"
-    REQUESTED = "requested"
-    RECEIVING = "receiving"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_FINAL = (ReceiveState.COMPLETED, ReceiveState.FAILED, ReceiveState.CANCELLED)
-
-
-@dataclass(slots=True)
-class Receive:
-    """One request's receive, from the engine's call to the last word of the writer."""
-
-    request_id: int
-    key: Key
-    source: HandoffSource
-    tables: tuple[BlockIds, ...]
-    """The blocks to fill, one array a group."""
-    entry: Entry
-    nbytes: int
-    """Expected bytes."""
-    start_tokens: int
-    prompt_tokens: int
-    may_precede_request: bool
-    started: float
-    state: ReceiveState = ReceiveState.CONNECTING
-    link: Link | None = None
-    deadline: float = 0.0
-    posted: float | None = None
-    received: int = 0
-    next_cancel: float = 0.0
-
-    @property
-    def final(self) -> bool:
-        """Whether its outcome is settled."""
-        return self.state in _FINAL
+from kvferry_plugins.types import Role, TransferEvent
 
 
 class GenerationSide:
@@ -271,21 +223,9 @@ class GenerationSide:
         for receive in list(self._receives.values()):
             if not receive.final and now >= receive.deadline:
                 never_asked = receive.state is ReceiveState.CONNECTING
-                self._settle(receive, ReceiveState.FAILED, self._timeout(receive, now), writer_done=never_asked)
+                self._settle(receive, ReceiveState.FAILED, receive.timeout(now), writer_done=never_asked)
             elif receive.final and now >= receive.next_cancel:
                 self._pursue(receive)
-
-    def _timeout(self, receive: Receive, now: float) -> TransferTimeoutError:
-        what = {
-            ReceiveState.CONNECTING: "waiting for the handshake",
-            ReceiveState.REQUESTED: "waiting for the context worker to start writing (is the prefill done?)",
-            ReceiveState.RECEIVING: f"with {receive.received} of {receive.nbytes} bytes here",
-        }[receive.state]
-        return TransferTimeoutError(
-            f"{receive.key} timed out after {now - receive.started:.1f} s in state {receive.state.value}: {what}",
-            request_id=receive.request_id,
-            state=receive.state.value,
-        )
 
     def _pursue(self, receive: Receive) -> None:
         """Ask again whether anything is posted; over a new connection if the old one broke."""
@@ -327,20 +267,15 @@ class GenerationSide:
             del self._by_request[receive.request_id]
 
     def _event(self, receive: Receive, error: KvferryError | None) -> TransferEvent:
-        now = self._shared.now()
-        outcome: Outcome = "completed"
-        if receive.state is not ReceiveState.COMPLETED:
-            outcome = "cancelled" if receive.state is ReceiveState.CANCELLED else "failed"
-        posted = receive.posted if receive.posted is not None else now
-        return TransferEvent(
-            request_id=receive.request_id,
-            role=Role.GENERATION,
-            outcome=outcome,
+        return self._shared.event(
+            receive.request_id,
+            Role.GENERATION,
+            receive.outcome,
             peer=receive.key.instance,
             nbytes=receive.received,
-            blocks=sum(len(table) for table in receive.tables) if outcome == "completed" else 0,
-            admission_seconds=posted - receive.started,
-            transfer_seconds=now - posted,
+            blocks=sum(len(table) for table in receive.tables),
+            started=receive.started,
+            posted=receive.posted,
             error=error,
         )
 
@@ -376,17 +311,7 @@ class GenerationSide:
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""
         now = self._shared.now()
-        return [
-            {
-                "request_id": receive.request_id,
-                "key": str(receive.key),
-                "state": receive.state.value,
-                "seconds": round(now - receive.started, 3),
-                "bytes_done": receive.received,
-                "bytes_expected": receive.nbytes,
-            }
-            for receive in list(self._receives.values())
-        ]
+        return [receive.dump(now) for receive in list(self._receives.values())]
 
 
 def _cancelled_there(receive: Receive) -> TransferCancelledError:

@@ -1,33 +1,25 @@
 """``KvCacheTransceiverV2``: the transceiver whose protocol and posting run in Python, over any transfer agent."""
 
-import importlib.metadata
 import logging
 import secrets
 import threading
 import time
-import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.transceiver.channel import Channel
-from kvferry.transceiver.fingerprint import make_fingerprint
-from kvferry.transceiver.generation_side import Receive
-from kvferry.transceiver.keys import load_or_make_key
-from kvferry.transceiver.ledger import Ledger, Owner
+from kvferry.transceiver.assembly import open_shared
+from kvferry.transceiver.ledger import Owner
 from kvferry.transceiver.loop import Loop
 from kvferry.transceiver.params import STATE_VERSION, HandoffSource, OpaqueState, pack_state, prompt_digest, read_source
+from kvferry.transceiver.receives import Receive
 from kvferry.transceiver.sends import Send
-from kvferry.transceiver.shared import Clocks, Shared
 from kvferry.transceiver.tables import expected_bytes
 from kvferry.transceiver.wire import Key
 from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
 from kvferry_plugins.layout import BlockIds
-from kvferry_plugins.transceiver import Capability, KvCacheTransceiver, Region, RegistrationId, TransferAgent
+from kvferry_plugins.transceiver import Capability, KvCacheTransceiver
 from kvferry_plugins.types import (
-    LOOPBACK_ONLY,
-    AgentSpec,
     DisaggregatedParams,
     Role,
     ScheduleStyle,
@@ -51,11 +43,10 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
     """
 
     def __init__(self, spec: TransceiverSpec) -> None:
-        config = spec.config
-        self.kv_transfer_timeout_ms: int | None = config.get("kv_transfer_timeout_ms", 60_000)
+        self.kv_transfer_timeout_ms: int | None = spec.config.get("kv_transfer_timeout_ms", 60_000)
         self._spec = spec
         self._manager = spec.manager
-        if config.get("kv_transfer_checksum") and spec.device != "cpu":
+        if spec.config.get("kv_transfer_checksum") and spec.device != "cpu":
             raise ConfigError(
                 "kv_transfer_checksum reads host memory: use it with device cpu, or turn it off",
                 setting="cache_transceiver_config.kv_transfer_checksum",
@@ -66,65 +57,9 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
         self._closed = False
         self._entering = threading.Lock()
         """Held while a request enters, so that shutdown finds it entered or refuses it."""
-        self._shared, self._registration = self._open(spec, config)
+        self._shared, self._registration = open_shared(spec)
         self._loop = Loop(self._shared)
         self._loop.start()
-
-    def _open(self, spec: TransceiverSpec, config: Mapping[str, Any]) -> tuple[Shared, RegistrationId]:
-        instance = uuid.uuid4().hex
-        channel = Channel(spec.bind, instance, load_or_make_key(), spec.peers)
-        try:
-            agent = spec.create_agent(
-                AgentSpec(spec.backend, instance, spec.device, options={LOOPBACK_ONLY: not spec.peers})
-            )
-            try:
-                registration = self._register(agent)
-                return self._share(spec, config, instance, channel, agent), registration
-            except BaseException:
-                agent.close()
-                raise
-        except BaseException:
-            channel.close()
-            raise
-
-    def _register(self, agent: TransferAgent) -> RegistrationId:
-        pools = self._manager.layout.pools
-        return agent.register([Region(pool.base, pool.nbytes, pool.device) for pool in pools])
-
-    def _share(
-        self,
-        spec: TransceiverSpec,
-        config: Mapping[str, Any],
-        instance: str,
-        channel: Channel,
-        agent: TransferAgent,
-    ) -> Shared:
-        checksum = bool(config.get("kv_transfer_checksum", False))
-        return Shared(
-            role=spec.role,
-            instance=instance,
-            incarnation=time.time_ns(),
-            layout=self._manager.layout,
-            agent=agent,
-            channel=channel,
-            ledger=Ledger(self._manager),
-            fingerprint=make_fingerprint(
-                backend=spec.backend,
-                runtime=spec.runtime,
-                layout=self._manager.layout,
-                model=spec.model,
-                checksum=checksum,
-                libraries={"kvferry": importlib.metadata.version("kvferry"), spec.backend: agent.library},
-                plugins=spec.plugins,
-            ),
-            clocks=Clocks(
-                admission=config.get("kv_transfer_admission_timeout_ms", 60_000) / 1000,
-                transfer=self.kv_transfer_timeout_ms / 1000 if self.kv_transfer_timeout_ms is not None else None,
-                poll_interval=config.get("kv_transfer_poll_interval_ms", 5_000) / 1000,
-            ),
-            checksum=checksum,
-            on_event=spec.on_event,
-        )
 
     # --- both sides ----------------------------------------------------------------------------------------------
 
@@ -153,6 +88,7 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
             "endpoint": shared.channel.endpoint,
             "loop_alive": self._loop.alive,
             "sends": self._loop.context.dump(),
+            "held_tables": self._loop.context.held_tables,
             "receives": self._loop.generation.dump(),
             "ledger": shared.ledger.dump(),
             "peers": self._loop.links.dump(),
