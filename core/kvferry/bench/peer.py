@@ -183,6 +183,12 @@ class PeerProcess:
         ]
         return {"at": now, "events": events}
 
+    def wait_and_compare(self, request: int, seed: int) -> dict[str, Any]:
+        """Wait for one outcome and compare the request's blocks at once, with nothing in between."""
+        status = self.transceiver.check_gen_transfer_status(1)
+        wrong = patterns.wrong_blocks(self.pool, self.manager.block_table(request)[0], seed)
+        return {"completed": list(status.completed), "wrong": len(wrong)}
+
     def cancel(self, request: int) -> dict[str, Any]:
         """Cancel a request."""
         return {"free_now": self.transceiver.cancel_request(self.requests[request])}
