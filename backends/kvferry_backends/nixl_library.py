@@ -47,6 +47,7 @@ def make_agent(name: str, *, progress_thread: bool = False, loopback_only: bool 
 def _import_api() -> Any:
     # From its import on NIXL logs at INFO, to stdout, and hides errors of everybody's log handlers. Not in our host.
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # UCX, too, logs to stdout: in the midst of a JSON object
     raise_exceptions = logging.raiseExceptions
     try:
         import nixl._api as api
