@@ -109,6 +109,40 @@ def test_damaged_weights_are_an_input_error(checkpoint, content):
         model_identity(checkpoint)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_file_of_noise_is_named_and_not_quoted(checkpoint, seed):
+    (checkpoint / "model.safetensors").write_bytes(np.random.default_rng(seed).bytes(100_000))
+    assert "but the whole file has 100000" in short_error(checkpoint)
+
+
+def test_a_header_that_is_not_text_is_named_and_not_quoted(checkpoint):
+    noise = np.random.default_rng(0).bytes(100_000)
+    (checkpoint / "model.safetensors").write_bytes((90_000).to_bytes(8, "little") + noise)
+    assert "its header is not UTF-8" in short_error(checkpoint)
+
+
+def test_a_tensor_with_a_huge_shape_is_named_and_not_quoted(checkpoint):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": list(range(100_000))}}).encode()
+    (checkpoint / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "ValueError: too many values" in short_error(checkpoint)
+
+
+@pytest.mark.parametrize(("keep", "says"), [(5, "header"), (60, "header"), (10_000, "its tensors should end at byte")])
+def test_a_truncated_file_is_an_input_error(checkpoint, keep, says):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert says in short_error(checkpoint)
+
+
+def short_error(checkpoint: Path) -> str:
+    with pytest.raises(ConfigError, match="no safetensors file, or damaged") as caught:
+        model_identity(checkpoint)
+    message = str(caught.value)
+    assert str(checkpoint / "model.safetensors") in message
+    assert len(message.replace(str(checkpoint), "")) < 500
+    return message
+
+
 def test_a_folder_without_weights_is_an_input_error(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"has no \*\.safetensors"):

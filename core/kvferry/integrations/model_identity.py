@@ -79,17 +79,36 @@ def weights_digest(folder: Path) -> str:
 
 
 def _tensors(file: Path) -> Iterator[_Tensor]:
-    """Read a safetensors header: 8 bytes of length, then JSON."""
+    """Read a safetensors header: 8 bytes of length, then JSON. Raises ConfigError."""
     try:
+        size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, file.stat().st_size)))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                yield _Tensor(name, entry["dtype"], tuple(entry["shape"]), file, 8 + length + start, end - start)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file} is no safetensors file, or damaged: {error!r}", setting="model") from error
+            if 8 + length > size:
+                raise _damaged(file, f"its header should have {length} bytes, but the whole file has {size}")
+            header = json.loads(stream.read(length))
+        tensors = [_tensor(file, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
+    except ConfigError:
+        raise
+    except UnicodeDecodeError as error:
+        raise _damaged(file, "its header is not UTF-8") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {str(error)[:200]}") from error
+    end = max((tensor.start + tensor.nbytes for tensor in tensors), default=0)
+    if end > size:
+        raise _damaged(file, f"its tensors should end at byte {end}, but it has {size}")
+    yield from tensors
+
+
+def _tensor(file: Path, name: str, entry: Mapping[str, Any], data: int) -> _Tensor:
+    start, end = entry["data_offsets"]
+    return _Tensor(name, entry["dtype"], tuple(entry["shape"]), file, data + start, end - start)
+
+
+def _damaged(file: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{file} is no safetensors file, or damaged: {reason}; copy or download it again", setting="model"
+    )
 
 
 def _samples(stream: BinaryIO, tensor: _Tensor) -> Iterator[bytes]:
