@@ -54,10 +54,10 @@ def pair():
     ("text", "mode", "says"),
     [
         (pair(), 0o644, "chmod 600"),
-        (b"", 0o600, "cannot be used"),
-        (b"one two three", 0o600, "cannot be used"),
-        (b"\xff\xfe", 0o600, "cannot be used"),
-        (zmq.curve_keypair()[0] + b" " + zmq.curve_keypair()[1], 0o600, "no pair"),
+        (b"", 0o600, "holds no key pair: delete it"),
+        (b"one two three", 0o600, "holds no key pair: delete it"),
+        (b"\xff\xfe", 0o600, "holds no key pair: delete it"),
+        (zmq.curve_keypair()[0] + b" " + zmq.curve_keypair()[1], 0o600, "holds no key pair"),
     ],
     ids=["readable by others", "empty", "words", "not text", "no pair"],
 )
@@ -70,5 +70,5 @@ def test_a_bad_key_file_is_an_error_that_names_it(tmp_path, text, mode, says):
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file/curve\.key"):
+    with pytest.raises(ConfigError, match=r"file/curve\.key .*set XDG_STATE_HOME or KVFERRY_CURVE_KEY_FILE"):
         load_or_make_key(tmp_path / "file" / "curve.key")

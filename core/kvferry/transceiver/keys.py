@@ -44,12 +44,16 @@ def load_or_make_key(path: Path | None = None) -> CurveKey:
         public, secret = path.read_text("ascii").split()
         if zmq.curve_public(secret.encode()).decode() != public:
             raise ValueError("the two keys are no pair")
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except OSError as error:
         raise ConfigError(
-            f"the control channel's key file {path} cannot be used ({error}): delete it to get a new one, "
-            f"or name another by {KEY_FILE_VARIABLE}"
+            f"the control channel's key file {path} cannot be read or made: {error.strerror or error}; "
+            f"set XDG_STATE_HOME or {KEY_FILE_VARIABLE} to a place you may write"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"the control channel's key file {path} holds no key pair: delete it to get a new one"
         ) from error
     return CurveKey(public, secret)
 
