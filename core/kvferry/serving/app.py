@@ -90,7 +90,8 @@ async def _complete(service: Service, request: Request) -> Response:
     streamed = False
     try:
         call = read_completion_request(await _body(request))
-        output = Output(service, call)
+        prompt = await _unless_gone(request, service.prompt(call))
+        output = Output(service, call, prompt)
         answer = Answer(output, await _unless_gone(request, output.started()), service.model_name)
         if call.stream:
             streamed = True

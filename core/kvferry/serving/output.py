@@ -27,13 +27,13 @@ class Output:
         RequestError: the request cannot be served.
     """
 
-    def __init__(self, service: Service, call: CompletionRequest) -> None:
+    def __init__(self, service: Service, call: CompletionRequest, prompt: tuple[int, ...]) -> None:
         self.call = call
         self._service = service
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._event_loop = asyncio.get_running_loop()
-        self._job = service.job(call, self._tell)
-        self.prompt = self._job.request.prompt_token_ids
+        self._job = service.job(call, prompt, self._tell)
+        self.prompt = prompt
         self.generated = 0
         self._ended = False
         service.loop.submit(self._job)

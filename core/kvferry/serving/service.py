@@ -1,9 +1,11 @@
 """What HTTP, signals and the command see of a running worker: its parts, and the door for requests."""
 
+import asyncio
 import itertools
 import secrets
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from kvferry.serving.jobs import Job, News
 from kvferry.serving.protocol import CompletionRequest
 from kvferry_plugins.transceiver import KvCacheTransceiver
 from kvferry_plugins.types import DisaggregatedParams, Role
+
+CHARACTERS_PER_TOKEN = 32
+"""More than a token of real text has; a longer prompt is refused without tokenising it."""
 
 
 @dataclass
@@ -36,21 +41,37 @@ class Service:
     max_seq_len: int | None = None
     draining: threading.Event = field(default_factory=threading.Event)
     _ids: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    _tokenizing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "kvferry-tokenizer"))
+    """One thread: a tokenizer keeps its truncation's state, and HTTP's thread waits for nobody."""
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def job(self, call: CompletionRequest, tell: Callable[[News], None]) -> Job:
-        """Check a request as far as it can be without computing.
+    async def prompt(self, call: CompletionRequest) -> tuple[int, ...]:
+        """Check what costs nothing, then tokenise, aside from HTTP's thread.
 
         Raises:
             RequestError: naming the parameter.
         """
-        if self.draining.is_set():
-            raise RequestError("this worker is draining and takes no new request", status=503, code="draining")
+        self._require_open()
         self._require_model(call)
+        self._params(call)
+        tokens = await self._tokens(call)
+        self._require_length(call, len(tokens))
+        return tokens
+
+    def job(self, call: CompletionRequest, prompt: tuple[int, ...], tell: Callable[[News], None]) -> Job:
+        """Make a job of a request.
+
+        Args:
+            call: the request.
+            prompt: from ``prompt``.
+            tell: called with its news, on the engine's thread.
+
+        Raises:
+            RequestError: naming the parameter.
+        """
+        self._require_open()  # again: tokenising may have taken a while
         params = self._params(call)
-        prompt = self._tokens(call)
-        self._require_length(call, len(prompt))
         seed = secrets.randbits(63) if call.seed is None else call.seed
         sampling = SamplingParams(call.temperature, call.top_p, seed)
         request = GenerationRequest(next(self._ids), prompt, call.max_tokens, sampling, call.ignore_eos)
@@ -62,9 +83,13 @@ class Service:
         folder = self.loaded.path
         return frozenset(name.lower() for name in (self.model_name, folder.name, str(folder), _without_digest(folder)))
 
+    def _require_open(self) -> None:
+        if self.draining.is_set():
+            raise RequestError("this worker is draining and takes no new request", status=503, code="draining")
+
     def _require_model(self, call: CompletionRequest) -> None:
         if call.model is not None and call.model.lower() not in self.model_names:
-            message = f"this worker serves {self.model_name!r}, not {call.model!r}"
+            message = f"this worker serves {self.model_name!r}, not {call.model[:200]!r}"
             raise RequestError(message, param="model", status=404, code="model_not_found")
 
     def _params(self, call: CompletionRequest) -> DisaggregatedParams:
@@ -95,10 +120,12 @@ class Service:
                 param="disaggregated_params.first_gen_tokens",
             )
 
-    def _tokens(self, call: CompletionRequest) -> tuple[int, ...]:
+    async def _tokens(self, call: CompletionRequest) -> tuple[int, ...]:
         prompt = call.only_prompt
         if isinstance(prompt, str):
-            prompt = self.loaded.tokenizer(prompt, add_special_tokens=call.add_special_tokens)["input_ids"]
+            self._require_text(prompt)
+            event_loop = asyncio.get_running_loop()
+            prompt = await event_loop.run_in_executor(self._tokenizing, self._encode, prompt, call.add_special_tokens)
         if not prompt:
             raise RequestError("the prompt has no token", param="prompt")
         if max(prompt) >= self.loaded.vocabulary_size:
@@ -107,13 +134,36 @@ class Service:
             )
         return tuple(prompt)
 
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        tokens: list[int] = self.loaded.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return tokens
+
+    def _require_text(self, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"the prompt is no valid Unicode: a lone surrogate at character {error.start}"
+            raise RequestError(message, param="prompt") from error
+        limit = self._token_limit
+        if limit is not None and len(text) > limit * CHARACTERS_PER_TOKEN:
+            raise RequestError(
+                f"the prompt's {len(text)} characters exceed {limit * CHARACTERS_PER_TOKEN}, "
+                f"{CHARACTERS_PER_TOKEN} for each of the {limit} tokens that this worker serves",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    @property
+    def _token_limit(self) -> int | None:
+        return min((limit for limit in (self.max_seq_len, self.loaded.max_tokens) if limit is not None), default=None)
+
     def _require_length(self, call: CompletionRequest, prompt_tokens: int) -> None:
-        limits = [limit for limit in (self.max_seq_len, self.loaded.max_tokens) if limit is not None]
-        if limits and prompt_tokens + call.max_tokens > min(limits):
+        limit = self._token_limit
+        if limit is not None and prompt_tokens + call.max_tokens > limit:
             raise RequestError(
                 f"{prompt_tokens} prompt tokens and max_tokens={call.max_tokens} exceed "
-                f"the {min(limits)} tokens that this worker serves",
-                param="prompt" if prompt_tokens >= min(limits) else "max_tokens",
+                f"the {limit} tokens that this worker serves",
+                param="prompt" if prompt_tokens >= limit else "max_tokens",
                 code="context_length_exceeded",
             )
 
