@@ -51,6 +51,7 @@ def transfer(
     from kvferry.bench.transfer import Plan, baseline_of, measure
 
     baseline = baseline_of(backend)
+    _require_libraries(backend, runtime)
     measurements = []
     for count in blocks:
         plan = Plan(backend, runtime, _whole_blocks(nbytes, count), count, rounds, seed)
@@ -71,6 +72,7 @@ def idle(seconds: float, backend: str, runtime: str, as_json: bool) -> None:
     """CPU share of two connected workers that have nothing to do."""
     from kvferry.bench.idle import measure
 
+    _require_libraries(backend, runtime)
     _say(f"two connected workers, idle for {seconds:g} s", as_json=as_json)
     shares = measure(backend, runtime, seconds)
     if as_json:
@@ -99,6 +101,20 @@ def startup(rounds: int, as_json: bool) -> None:
     for verb in found:
         heavy = f"; imports {', '.join(verb.heavy)}" if verb.heavy else ""
         click.echo(f"kvferry {verb.verb}: {verb.median_seconds * 1e3:.0f} ms = {verb.ratio:.2f} ×{heavy}")
+
+
+def _require_libraries(backend: str, runtime: str) -> None:
+    """Refuse before any process starts what the workers could not build. Raises KvferryError."""
+    from kvferry.dispatcher import missing_libraries, resolve
+    from kvferry.registry.load import load_registry
+    from kvferry.registry.toggles import Toggles
+    from kvferry_plugins.errors import BackendUnavailableError
+
+    registry = load_registry(toggles=Toggles())
+    config = {"cache_transceiver_config": {"backend": backend, "transceiver_runtime": runtime}}
+    missing = missing_libraries(resolve(config, model=None, registry=registry, environ={}), registry)
+    if missing:
+        raise BackendUnavailableError(f"nothing can be measured here: {'; '.join(missing.values())}")
 
 
 def _whole_blocks(nbytes: int, blocks: int) -> int:
