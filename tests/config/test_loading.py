@@ -131,3 +131,12 @@ values = st.recursive(
 def test_whatever_is_written_parses_or_is_a_config_error(document):
     with contextlib.suppress(ConfigError):
         assert parse_engine_args(document).written() is not None
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: 1\na: 2", "a: \0"])
+def test_the_place_of_a_yaml_error_is_in_the_file(tmp_path, text):
+    path = tmp_path / "engine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"no valid YAML: .* in {path}, (line|position) ") as caught:
+        load_engine_args(path)
+    assert "unicode string" not in str(caught.value)

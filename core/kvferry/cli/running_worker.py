@@ -26,21 +26,41 @@ def ask_status(address: str) -> dict[str, Any]:
     """
     import urllib.error
     import urllib.request
+    from http.client import HTTPException, InvalidURL
 
-    url = f"{address if '://' in address else f'http://{address}'}".rstrip("/") + "/status"
-    if not url.startswith("http://"):
-        raise ConfigError(f"--worker {address!r} is no http://HOST:PORT, as a worker's ready line has it")
+    url = _status_url(address)
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=ANSWER_SECONDS) as answer:
             status = json.load(answer)
         status["plan"]["decisions"], status["transceiver"], status["plugins"]
+    except InvalidURL as error:
+        raise _no_address(address, error) from error
     except urllib.error.URLError as error:
         raise KvferryError(f"no worker answers at {url}: {error.reason}; is it still running?") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (HTTPException, OSError, ValueError, KeyError, TypeError) as error:
         raise KvferryError(f"what answers at {url} is no kvferry worker: {error!r}") from error
     result: dict[str, Any] = status
     return result
+
+
+def _status_url(address: str) -> str:
+    """Raises ConfigError for what can be no address."""
+    from urllib.parse import urlsplit
+
+    url = f"{address if '://' in address else f'http://{address}'}".rstrip("/") + "/status"
+    try:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or parts.port == 0:
+            raise ValueError("scheme, host or port is missing")
+        parts.hostname.encode("idna")
+    except ValueError as error:
+        raise _no_address(address, error) from error
+    return url
+
+
+def _no_address(address: str, error: Exception) -> ConfigError:
+    return ConfigError(f"--worker {address!r} is no http://HOST:PORT, as a worker's ready line has it: {error}")
 
 
 def plan_of(status: Mapping[str, Any]) -> "Plan":

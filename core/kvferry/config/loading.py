@@ -59,7 +59,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     try:
         return yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, RecursionError) as error:
-        problem = " ".join(str(error).split())
+        problem = " ".join(str(error).replace('"<unicode string>"', os.fspath(path)).split())
         raise ConfigError(f"{os.fspath(path)} is no valid YAML: {problem}") from error
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"{os.fspath(path)} holds a value that YAML cannot read: {error}") from error
