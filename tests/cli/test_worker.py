@@ -50,6 +50,13 @@ def test_a_control_socket_beyond_loopback_needs_peers(start):
     assert "peers" in said
 
 
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:99999", "127.0.0.1:5000", "ipc:///tmp/x"])
+def test_a_control_endpoint_that_is_none_is_said_before_the_model_is_looked_for(start, endpoint):
+    status, said = start("--control-bind", endpoint, model="no-such-model")
+    assert status == 2
+    assert f"--control-bind '{endpoint}'" in said
+
+
 def test_a_worker_without_a_transceiver_is_refused(start):
     status, said = start(config="kv_cache_config: {max_tokens: 64}\n")
     assert status == 2

@@ -26,6 +26,7 @@ from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.http_server import HttpServer, bind_http
 from kvferry.serving.jobs import Jobs
 from kvferry.serving.service import Service
+from kvferry.transceiver.channel import host_of
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.types import Plan, Role
 
@@ -76,6 +77,7 @@ def run_worker(
         KvferryError: it cannot be started; whatever was started is shut down.
     """
     stop = threading.Event()
+    _require_endpoint(options.control_bind)
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(bind_http(options.host, options.port))
         service = stack.enter_context(running_service(options, args, registry, progress=progress))
@@ -150,6 +152,15 @@ def _service(
         loop=EngineLoop(jobs, parts.transceiver, bell, max_active=effective["max_batch_size"]),
         max_seq_len=effective["max_seq_len"],
     )
+
+
+def _require_endpoint(control_bind: str) -> None:
+    if host_of(control_bind) is None:
+        raise ConfigError(
+            f"--control-bind {control_bind[:200]!r} is no endpoint: write tcp://HOST:PORT, "
+            "with a port up to 65535, or 0 for any free one",
+            setting="control_bind",
+        )
 
 
 def _require_transceiver(plan: Plan) -> None:
