@@ -192,3 +192,11 @@ def test_a_real_process_imports_nothing_heavy(files, config, environ, status, wo
     assert (result.returncode, result.stderr) == (status, "[]\n")
     assert word in result.stdout
     assert json.loads(result.stdout)["ok"] is (status == 0)
+
+
+def test_a_model_that_is_not_converted_yet_is_said_without_anything_heavy(files):
+    (files / "tiny.gguf").write_bytes(b"GGUF")
+    result = run("--model", "tiny.gguf", XDG_CACHE_HOME=str(files))
+    assert result.returncode == 2
+    assert result.stderr.startswith("kvferry: the model tiny.gguf is not converted yet")
+    assert result.stderr.endswith("\n[]\n")

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 from kvferry.integrations import gguf_conversion
-from kvferry.integrations.checkpoints import PACKAGED_MODELS, PackagedModel, find_checkpoint, packaged_parts
+from kvferry.integrations.checkpoints import (
+    PACKAGED_MODELS,
+    PackagedModel,
+    find_checkpoint,
+    find_configuration,
+    packaged_parts,
+)
 from kvferry.integrations.transformers.loading import load_model
 from kvferry_plugins.errors import ConfigError
 
@@ -185,3 +191,16 @@ def test_a_checkpoint_that_transformers_cannot_load_is_an_input_error(tiny_gguf,
     (folder / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ConfigError, match="transformers cannot load the checkpoint"):
         load_model(folder)
+
+
+def test_the_configuration_of_a_converted_file_is_where_its_checkpoint_is(tiny_gguf, own_cache):
+    with pytest.raises(ConfigError, match=f"is not converted yet.* kvferry demo --model {tiny_gguf}"):
+        find_configuration(tiny_gguf)
+    assert not own_cache.exists()
+    folder = find_checkpoint(tiny_gguf)
+    assert find_configuration(tiny_gguf) == folder
+
+
+def test_the_configuration_of_anything_else_is_where_it_says(tmp_path):
+    assert find_configuration(tmp_path) == tmp_path
+    assert find_configuration(tmp_path / "config.json") == tmp_path / "config.json"

@@ -28,7 +28,9 @@ NOTHING_RESOLVED: Final[Mapping[str, object]] = {
 
 
 @click.command()
-@click.option("--model", type=click.Path(path_type=Path), help="A folder with a config.json, or that file.")
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="A folder with a config.json, that file, or what a worker takes."
+)
 @click.option(
     "--execution-architecture",
     metavar="NAME",
@@ -57,9 +59,10 @@ def explain(
     from kvferry.checkpoint import load_model_spec
     from kvferry.config import load_engine_args, parse_engine_args
     from kvferry.dispatcher import missing_libraries, resolve
+    from kvferry.integrations.checkpoints import find_configuration
 
     args = load_engine_args(config) if config else parse_engine_args({})
-    spec = load_model_spec(model) if model else None
+    spec = load_model_spec(find_configuration(model)) if model else None
     registry = open_registry(toggles)
     try:
         plan = resolve(

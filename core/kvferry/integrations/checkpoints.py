@@ -59,12 +59,10 @@ def find_checkpoint(model: str | os.PathLike[str], progress: Progress = no_progr
     Raises:
         ConfigError: it is not there, not installed, or holds no weights that we read.
     """
-    packaged = PACKAGED_MODELS.get(str(model).lower())
-    if packaged is not None and not Path(model).exists():
-        return _converted(packaged_parts(packaged), packaged.file_name, progress)
     path = Path(model)
-    if path.is_file() and path.suffix == ".gguf":
-        return _converted((path,), path.name, progress)
+    found = _gguf_parts(model)
+    if found is not None:
+        return _converted(*found, progress)
     if path.is_dir():
         return _checked_folder(path)
     if path.is_file():
@@ -74,6 +72,42 @@ def find_checkpoint(model: str | os.PathLike[str], progress: Progress = no_progr
         f"{', '.join(sorted(PACKAGED_MODELS))}; kvferry downloads nothing by itself",
         setting="model",
     )
+
+
+def find_configuration(model: str | os.PathLike[str]) -> Path:
+    """Find where a model's ``config.json`` is; convert nothing, and import nothing heavy.
+
+    Args:
+        model: as ``find_checkpoint`` takes it; a folder needs no weights, and the ``config.json`` itself will do.
+
+    Raises:
+        ConfigError: the model's GGUF file is not installed, or was not converted yet.
+    """
+    found = _gguf_parts(model)
+    if found is None:
+        return Path(model)
+    from kvferry.integrations.gguf_conversion import converted_folder
+
+    parts, file_name = found
+    folder = converted_folder(parts, file_name, cache_folder() / "models")
+    if not folder.is_dir():
+        raise ConfigError(
+            f"the model {os.fspath(model)} is not converted yet, so it has no config.json; "
+            f"its first start does that: kvferry demo --model {os.fspath(model)}",
+            setting="model",
+        )
+    return folder
+
+
+def _gguf_parts(model: str | os.PathLike[str]) -> tuple[tuple[Path, ...], str] | None:
+    """The files, in order, and the name of a model that is a GGUF; None if it is none. Raises ConfigError."""
+    path = Path(model)
+    packaged = PACKAGED_MODELS.get(str(model).lower())
+    if packaged is not None and not path.exists():
+        return packaged_parts(packaged), packaged.file_name
+    if path.is_file() and path.suffix == ".gguf":
+        return (path,), path.name
+    return None
 
 
 def packaged_parts(packaged: PackagedModel) -> tuple[Path, ...]:

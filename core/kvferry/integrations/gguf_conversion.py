@@ -31,7 +31,7 @@ def convert_once(parts: Sequence[Path], file_name: str, folder: Path, progress: 
     Raises:
         ConfigError: the file is no model that transformers can read, or ``folder`` cannot be written.
     """
-    target = folder / f"{Path(file_name).stem}-{_digest(parts)}"
+    target = converted_folder(parts, file_name, folder)
     if target.is_dir():
         return target
     try:
@@ -45,6 +45,11 @@ def convert_once(parts: Sequence[Path], file_name: str, folder: Path, progress: 
             setting="model",
         ) from error
     return target
+
+
+def converted_folder(parts: Sequence[Path], file_name: str, folder: Path) -> Path:
+    """Where ``convert_once`` puts the result, whether or not it is there yet."""
+    return folder / f"{Path(file_name).stem}-{_digest(parts)}"
 
 
 def _digest(parts: Sequence[Path]) -> str:
