@@ -74,6 +74,28 @@ def test_a_malformed_request_names_its_parameter(pair, wrong, param, stream):
     refused(pair.generation.complete(**{"prompt": "Hi", "stream": stream, **wrong}), 400, param)
 
 
+@pytest.mark.parametrize("prompt", [[-1], [True], ["a", "b"], [[5], [6]], {"text": "a"}], ids=str)
+def test_a_prompt_of_another_kind_hears_what_a_prompt_is(pair, prompt):
+    error = refused(pair.context.complete(prompt=prompt), 400, "prompt")
+    assert "text or a list of token ids ≥ 0" in error["message"]
+
+
+def test_an_error_repeats_no_long_input(pair, prefilled):
+    for wrong in ({"ctx_info_endpoint": f"tcp://{'h' * 100_000}:80"}, {"x" * 100_000: 1}):
+        answer = pair.generation.complete(**changed(prefilled, **wrong))
+        assert answer.status_code == 400
+        assert len(answer.text) < 1000
+    refused(
+        pair.generation.complete(**changed(prefilled, ctx_info_endpoint="x" * 400)), 400, f"{PARAMS}.ctx_info_endpoint"
+    )
+    assert len(pair.generation.complete(prompt="Hi", model="m" * 100_000).text) < 1000
+
+
+def test_a_name_that_is_no_unicode_is_a_400(pair):
+    answer = pair.context.http.post("/v1/completions", content=rb'{"prompt": "Hi", "\ud83d": 1}')
+    assert answer.status_code == 400, answer.text
+
+
 def test_a_misspelt_parameter_names_the_right_one(pair):
     assert "max_tokens" in refused(pair.context.complete(prompt="Hi", max_token=5), 400, "max_token")["message"]
 
@@ -128,6 +150,15 @@ def test_malformed_hand_off_parameters_name_the_field_and_cost_nothing(pair, pre
     assert not pair.generation.unsettled
     answer = pair.generation.complete(**prefilled)
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_another_first_token_is_refused_and_costs_nothing(pair, prefilled, stream):
+    (first,) = prefilled[PARAMS]["first_gen_tokens"]
+    wrong = changed(prefilled, first_gen_tokens=[first + 1])
+    refused(pair.generation.complete(**wrong, stream=stream), 400, f"{PARAMS}.first_gen_tokens")
+    assert not pair.generation.unsettled
+    assert pair.generation.complete(**prefilled).status_code == 200
 
 
 def test_another_prompt_is_refused(pair, prefilled):

@@ -135,7 +135,7 @@ class Jobs:
     def _params(self, job: Job, transfer: TransferRequest, first: int) -> DisaggregatedParams:
         params = replace(self.transceiver.get_disaggregated_params(transfer), first_gen_tokens=(first,))
         sampled = job.request.sampling.temperature > 0
-        return with_sampler(params, job.request.sampling.seed if sampled else None, counter=1)
+        return with_sampler(params, job.request.sampling.seed if sampled else None, counter=1, first_token=first)
 
     def _tell_first(self, job: Job, running: RunningRequest, params: DisaggregatedParams, reason: FinishReason) -> None:
         job.tell(Started(running.cached_tokens, params=params))
@@ -205,6 +205,13 @@ def _with_travelled_seed(job: Job) -> GenerationRequest:
     state = unpack_state(job.params.opaque_state)
     if state.counter != 1:
         raise TransferError(f"opaque_state counts {state.counter} sampled tokens, not 1", field="opaque_state")
+    (first,) = job.params.first_gen_tokens
+    if state.first_token not in (None, first):
+        raise TransferError(
+            f"first_gen_tokens is [{first}], but request {state.request} began with another token: "
+            "pass on what the context worker answered, unchanged",
+            field="first_gen_tokens",
+        )
     if state.seed is None:
         return job.request
     return replace(job.request, sampling=replace(job.request.sampling, seed=state.seed))

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import reprlib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -12,11 +13,15 @@ from kvferry.serving.failures import RequestError
 from kvferry_plugins.types import DisaggregatedParams, ScheduleStyle
 
 MAX_BODY_BYTES = 16 << 20
+ENDPOINT_CHARACTERS = 300
+"""A host name has at most 253."""
+SHOWN_CHARACTERS = 60
 ENDPOINT = r"^tcp://[^\s/:]+:\d{1,5}$|^tcp://\[[0-9a-fA-F:.%]+\]:\d{1,5}$"
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 Id = Annotated[int, Field(ge=0, lt=2**64)]
 Token = Annotated[int, Field(ge=0)]
+Tokens = Annotated[list[Token], Field(fail_fast=True)]
 RequestType = Literal["context_only", "generation_only", "context_and_generation"]
 
 _STYLES = {"context_first": ScheduleStyle.CONTEXT_FIRST, "generation_first": ScheduleStyle.GENERATION_FIRST}
@@ -37,7 +42,7 @@ class HandoffParams(_Section):
     """Speculative decoding does not exist here, so there are none."""
     disagg_request_id: Id | None = None
     ctx_dp_rank: int | None = None
-    ctx_info_endpoint: Annotated[str, StringConstraints(pattern=ENDPOINT)] | None = None
+    ctx_info_endpoint: Annotated[str, StringConstraints(pattern=ENDPOINT, max_length=ENDPOINT_CHARACTERS)] | None = None
     schedule_style: Literal["context_first", "generation_first", 0, 1] | None = None
 
     def parsed(self) -> DisaggregatedParams:
@@ -66,7 +71,7 @@ class StreamOptions(_Section):
 class CompletionRequest(_Section):
     """The body. What this worker cannot do is accepted only where it asks for nothing."""
 
-    prompt: str | list[Token] | Annotated[list[str | list[Token]], Field(min_length=1, max_length=1)]
+    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=1, fail_fast=True)]
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 16
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
@@ -135,8 +140,10 @@ def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
 def _request_error(error: ValidationError) -> RequestError:
     detail = error.errors(include_url=False)[0]
     path = [str(part) for part in detail["loc"]]
+    if not path:  # pydantic names no place for these
+        return RequestError("the body has a key that is no valid Unicode")
     nested = path[0] in ("disaggregated_params", "stream_options")
-    param = ".".join(path[: 2 if nested else 1])
+    param = _short(".".join(path[: 2 if nested else 1]))
     if detail["type"] == "extra_forbidden":
         sections: dict[str, type[BaseModel]] = {"disaggregated_params": HandoffParams, "stream_options": StreamOptions}
         known = sections.get(path[0], CompletionRequest) if nested else CompletionRequest
@@ -145,9 +152,18 @@ def _request_error(error: ValidationError) -> RequestError:
         )
     if detail["type"] == "missing":
         return RequestError(f"{param} is missing", param=param)
-    shown = repr(detail["input"])
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
+    shown = _short(reprlib.repr(detail["input"]))
+    if param == "prompt":
+        return RequestError(
+            f"prompt should be text or a list of token ids ≥ 0, one prompt, but is {shown}", param=param
+        )
     return RequestError(f"{param}: {detail['msg'][:1].lower()}{detail['msg'][1:]}, but is {shown}", param=param)
+
+
+def _short(text: str) -> str:
+    """Keep an error from echoing a whole body, or what JSON can hold and UTF-8 cannot."""
+    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    return shown.encode(errors="backslashreplace").decode()
 
 
 def _decoded(encoded: str | None) -> bytes | None:

@@ -27,6 +27,7 @@ class OpaqueState(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     prompt_digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
     seed: int | None = None
     counter: Count = 0
+    first_token: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,13 @@ def unpack_state(opaque_state: bytes | None) -> OpaqueState:
     return state
 
 
-def with_sampler(params: DisaggregatedParams, seed: int | None, counter: int) -> DisaggregatedParams:
+def with_sampler(
+    params: DisaggregatedParams, seed: int | None, counter: int, first_token: int | None = None
+) -> DisaggregatedParams:
     """Add the sampler's state, so that the generation worker draws the next token of the same sequence."""
     state = unpack_state(params.opaque_state)
-    return replace(params, opaque_state=pack_state(msgspec.structs.replace(state, seed=seed, counter=counter)))
+    sampled = msgspec.structs.replace(state, seed=seed, counter=counter, first_token=first_token)
+    return replace(params, opaque_state=pack_state(sampled))
 
 
 def read_source(params: DisaggregatedParams | None, token_ids: Sequence[int]) -> HandoffSource:
