@@ -11,6 +11,7 @@ import pytest
 from kvferry.cli.demo import demo_settings
 from kvferry.config import parse_engine_args
 from kvferry.demo.processes import WorkerFailedError, WorkerProcess
+from kvferry.transceiver.keys import KEY_FILE_VARIABLE
 
 COMMAND = [sys.executable, "-m", "kvferry", "demo"]
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -51,6 +52,50 @@ def test_what_is_wrong_with_the_input_is_said_before_anything_starts():
     result = run_demo("--backend", "CARRIER_PIGEON", "--json")
     assert result.returncode == 2
     assert "CARRIER_PIGEON" in json.loads(result.stdout)["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("prompt", [b"", b"bad \xff byte"], ids=str)
+def test_a_prompt_that_is_no_text_is_refused_before_anything_starts(prompt):
+    result = subprocess.run(
+        [*COMMAND, "--prompt", prompt], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("kvferry: --prompt ")
+    assert "worker" not in result.stderr
+
+
+def test_a_key_that_cannot_be_used_is_said_before_anything_starts(tmp_path):
+    (tmp_path / "key").write_text("no key")
+    (tmp_path / "key").chmod(0o600)
+    environment = {**ENVIRONMENT, KEY_FILE_VARIABLE: str(tmp_path / "key")}
+    result = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert str(tmp_path / "key") in result.stderr
+    assert "worker" not in result.stderr
+
+
+def test_what_the_workers_refuse_is_one_paragraph_without_their_logs():
+    result = run_demo("--max-tokens", "1000000", "--prompt", "Hi", "--json")
+    assert result.returncode == 2, result.stderr
+    (error,) = json.loads(result.stdout)["errors"]
+    assert "max_tokens=1000000 exceed" in error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_nothing_behind(tmp_path, number):
+    environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(COMMAND, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.glob("kvferry-demo-*"))
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert not list(tmp_path.glob("kvferry-demo-*"))
 
 
 def test_ctrl_c_ends_the_workers():

@@ -53,6 +53,7 @@ def demo(
 
     Exit status 1 if an output differs from aggregated decoding, or a worker fails.
     """
+    _require_texts(prompts)
     from kvferry.cli.explain import plain_plan
     from kvferry.config import load_engine_args, parse_engine_args
     from kvferry.demo.progress import progress_view
@@ -63,6 +64,7 @@ def demo(
     with progress_view() as view:
         folder = find_checkpoint(model, view.stage)
     plan = _buildable_plan(settings, folder, registry)
+    _require_key()
     warnings = (*registry.warnings, *plan.warnings)
     if not as_json:
         from kvferry.cli.plan_tables import print_plan
@@ -86,6 +88,26 @@ def demo(
         print_results(results)
         click.echo(_verdict(results))
     raise SystemExit(0 if equal else 1)
+
+
+def _require_texts(prompts: tuple[str, ...]) -> None:
+    from kvferry_plugins.errors import ConfigError
+
+    for prompt in prompts:
+        if not prompt:
+            raise ConfigError("--prompt '' is empty: write some text, or leave --prompt out", setting="prompt")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            message = f"--prompt {prompt[:80]!r} is no valid Unicode at character {error.start}: write it in UTF-8"
+            raise ConfigError(message, setting="prompt") from error
+
+
+def _require_key() -> None:
+    """Say here, and not by both workers, that the key which they share cannot be used. Raises ConfigError."""
+    from kvferry.transceiver.keys import load_or_make_key
+
+    load_or_make_key()
 
 
 def _buildable_plan(settings: dict[str, Any], folder: Path, registry: "Registry") -> "Plan":

@@ -8,9 +8,12 @@ from typing import Any
 
 import httpx
 
-from kvferry.demo.processes import WorkerFailedError, WorkerProcess
+from kvferry.demo.processes import WorkerProcess
+from kvferry_plugins.errors import ConfigError, KvferryError
 
 ANSWER_SECONDS = 300.0
+INPUT_IS_WRONG = (400, 413)
+"""Statuses that are about what the demo was asked, not about the workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ def ask(
     """Send a prompt through the pair, greedy, and show its text as it comes.
 
     Raises:
+        ConfigError: the prompt cannot be served.
         WorkerFailedError: a worker is gone, or says an error.
     """
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
@@ -111,9 +115,11 @@ def _checked(worker: WorkerProcess, data: str) -> dict[str, Any]:
     return event
 
 
-def _said(worker: WorkerProcess, status: int, content: bytes) -> WorkerFailedError:
+def _said(worker: WorkerProcess, status: int, content: bytes) -> KvferryError:
     try:
         message = json.loads(content)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = content[:200].decode(errors="replace")
+    if status in INPUT_IS_WRONG:
+        return ConfigError(message)
     return worker.failure(f"answered {status}: {message}")

@@ -1,10 +1,12 @@
 """The demo from end to end: start the pair, ask, decode the same alone, compare."""
 
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from kvferry.demo.processes import WorkerProcess
@@ -46,10 +48,11 @@ def run_demo(options: DemoOptions, registry: Registry, speaker: Speaker) -> list
     """Run it; every process that it started has ended when it returns or raises.
 
     Raises:
+        ConfigError: a prompt cannot be served.
         WorkerFailedError: a worker did not start, ended, or said an error.
         KvferryError: the reference engine cannot be built here.
     """
-    with _running(options, registry) as (context, generation, reference):
+    with _ended_by_signals(), _running(options, registry) as (context, generation, reference):
         answers = []
         for number, prompt in enumerate(options.prompts, 1):
             speaker.on_prompt(number, prompt)
@@ -60,6 +63,24 @@ def run_demo(options: DemoOptions, registry: Registry, speaker: Speaker) -> list
             return [
                 Compared(answer, reference.decode(answer.prompt_token_ids, options.max_tokens)) for answer in answers
             ]
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Clean up on SIGTERM and SIGHUP as on Ctrl-C; one that is ignored, as under nohup, stays so. The main thread's."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 @contextmanager
@@ -92,6 +113,7 @@ def _arguments(role: Role, config: Path, options: DemoOptions) -> Sequence[str]:
         *("--model", str(options.folder)),
         *("--config", str(config)),
         *("--prefill-chunk", str(options.prefill_chunk)),
+        *("--drain-seconds", "0"),  # nobody else is served
         *options.plugin_arguments,
     )
 
