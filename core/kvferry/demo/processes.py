@@ -40,6 +40,7 @@ class WorkerProcess:
     _output: "queue.SimpleQueue[str | None]" = field(default_factory=queue.SimpleQueue)
     _last_lines: "deque[str]" = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     _readers: list[threading.Thread] = field(default_factory=list)
+    _told_to_end: bool = False
 
     def __enter__(self) -> "WorkerProcess":
         self._process = subprocess.Popen(
@@ -61,7 +62,7 @@ class WorkerProcess:
         if process is None:
             return
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            self.terminate()
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -69,6 +70,12 @@ class WorkerProcess:
                 process.wait()
         for reader in self._readers:
             reader.join(STOP_SECONDS)
+
+    def terminate(self) -> None:
+        """Have it end, once, without waiting for that; so several can end at the same time."""
+        if self._process is not None and not self._told_to_end:
+            self._told_to_end = True  # a second signal would cut its clean-up short
+            self._process.send_signal(signal.SIGTERM)
 
     @property
     def pid(self) -> int:

@@ -93,6 +93,8 @@ def _running(options: DemoOptions, registry: Registry) -> Iterator[tuple[WorkerP
                 stack.enter_context(WorkerProcess(role.value, _arguments(role, config, options), view.say))
                 for role in (Role.CONTEXT, Role.GENERATION)
             )
+            for worker in (context, generation):
+                stack.callback(worker.terminate)
             reference = stack.enter_context(
                 reference_engine(
                     options.settings,
