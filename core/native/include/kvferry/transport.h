@@ -98,8 +98,10 @@ typedef struct kvferry_transport {
     /* `descriptor` is not trusted to be well formed. */
     kvferry_status (*connect)(kvferry_agent *agent, const uint8_t *descriptor, size_t nbytes, uint64_t *peer,
                               kvferry_error *error);
-    /* Forget a peer; one that is not known is none of our business. Its posts complete, with whatever status, by `progress`; after that, nothing of them lands. */
-    void (*disconnect)(kvferry_agent *agent, uint64_t peer);
+    /* Forget a peer; one that is not known is none of our business. Its posts run to their end, which is reported by
+     * `progress` as ever: a write that has started cannot be taken back. `dead`: its process is proven gone, so that
+     * nothing can land there; end its posts at once. */
+    void (*disconnect)(kvferry_agent *agent, uint64_t peer, int dead);
 
     /* Start `count` one-sided writes. They end as one completion that carries `post`, the caller's name for them.
      * The segments are read before this returns. A failure that comes after the first write has started is a failed

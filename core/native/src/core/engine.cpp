@@ -149,7 +149,7 @@ void Engine::disconnect(PeerId id) {
     book_.leave(peer, "disconnected");
     for (std::size_t index = 0; index < lanes_.size(); ++index) {
         lanes_[index]->enqueue(
-            [handle = peer->handles[index]](TransportAgent &agent) { agent.disconnect(handle); });
+            [handle = peer->handles[index]](TransportAgent &agent) { agent.disconnect(handle, false); });
     }
 }
 

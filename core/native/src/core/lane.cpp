@@ -209,7 +209,7 @@ void Lane::forget_dead_peers() {
     }
     for (const auto &peer : dead) {
         book_.leave(peer, kProcessEnded);
-        agent_->disconnect(handle(*peer));
+        agent_->disconnect(handle(*peer), true);
     }
 }
 

@@ -45,7 +45,8 @@ public:
     void deregister_memory(std::uint64_t registration);
     Bytes describe();
     std::uint64_t connect(std::span<const std::uint8_t> descriptor);
-    void disconnect(std::uint64_t peer) { table_->disconnect(agent_.get(), peer); }
+    // `dead`: its process is gone.
+    void disconnect(std::uint64_t peer, bool dead) { table_->disconnect(agent_.get(), peer, dead); }
 
     // False: not now. Raises if it was refused; then nothing was posted.
     bool post(std::uint64_t peer, std::uint64_t post, std::span<const Segment> segments);

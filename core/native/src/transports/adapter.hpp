@@ -92,9 +92,9 @@ struct Adapter {
         });
     }
 
-    static void disconnect(kvferry_agent *agent, uint64_t peer) {
+    static void disconnect(kvferry_agent *agent, uint64_t peer, int dead) {
         guarded(nullptr, [&] {
-            self(agent).disconnect(peer);
+            self(agent).disconnect(peer, dead != 0);
             return KVFERRY_OK;
         });
     }

@@ -112,7 +112,7 @@ public:
         return last_;
     }
 
-    void disconnect(std::uint64_t peer) { peers_.erase(peer); }
+    void disconnect(std::uint64_t peer, bool) { peers_.erase(peer); }
 
     kvferry_status post(std::uint64_t peer, std::uint64_t post, std::span<const kvferry_segment> segments) {
         if (!peers_.contains(peer)) throw Error(KVFERRY_INVALID, "no such peer");
@@ -184,7 +184,7 @@ private:
 }  // namespace
 }  // namespace kvferry
 
-extern "C" const kvferry_transport *kvferry_transport_v1(void) {
+extern "C" __attribute__((visibility("default"))) const kvferry_transport *kvferry_transport_v1(void) {
     static const kvferry_transport table = kvferry::Adapter<kvferry::InprocessAgent>::table(
         "inprocess", [] { return "inprocess 1"; });
     return &table;
