@@ -1,5 +1,7 @@
 #include "worker.hpp"
 
+#include <cstdlib>
+
 #include "status.hpp"
 
 namespace kvferry::ucx {
@@ -12,6 +14,10 @@ Config configure(const OptionMap &options) {
     ucp_config_t *raw = nullptr;
     require(ucp_config_read(nullptr, nullptr, &raw), "UCX cannot read its configuration");
     Config config(raw, ucp_config_release);
+    // Endpoints that notice a peer's death are denied CMA, the fast way within a host, unless its memory domain says it
+    // can revoke keys. That is asked for writes still in flight at a failure; a CMA write is over when it returns.
+    // A UCX without that setting takes its next best way.
+    if (std::getenv("UCX_CMA_MEMORY_INVALIDATE") == nullptr) ucp_config_modify(raw, "CMA_MEMORY_INVALIDATE", "y");
     for (const auto &[key, value] : options) {
         require(ucp_config_modify(raw, key.c_str(), value.c_str()), "UCX has no setting UCX_" + key + "=" + value);
     }
