@@ -83,9 +83,7 @@ class Raw:
     """The raw tool, asked line by line."""
 
     def __init__(self, path: str, nbytes: int) -> None:
-        self.process = subprocess.Popen(
-            [path, str(nbytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen([path, str(nbytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
 

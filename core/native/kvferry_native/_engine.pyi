@@ -9,9 +9,7 @@ class EngineError(Exception):
 class BlockMap:
     """One layer group's pools at both ends."""
 
-    def __init__(
-        self, pools: Sequence[tuple[int, int, int, int, int, int, Sequence[tuple[int, int]]]]
-    ) -> None:
+    def __init__(self, pools: Sequence[tuple[int, int, int, int, int, int, Sequence[tuple[int, int]]]]) -> None:
         """Take (src base, stride, blocks; dst base, stride, blocks; runs of (offset, bytes)) of each pool."""
 
     @property
