@@ -121,8 +121,8 @@ class NativeAgent(TransferAgent):
     def submit(self, peer: PeerId, src: Addresses, dst: Addresses, nbytes: Addresses) -> TransferId:
         target = self._peer(peer)
         with self._speaking(f"refused a transfer to {target.name}"):
-            columns = (np.ascontiguousarray(column, dtype=np.int64) for column in (src, dst, nbytes))
-            return TransferId(self._engine.submit(peer, *columns))
+            rows = [np.ascontiguousarray(column, dtype=np.int64) for column in (src, dst, nbytes)]
+            return TransferId(self._engine.submit(peer, rows[0], rows[1], rows[2]))
 
     def submit_blocks(
         self, peer: PeerId, block_map: "BlockMap", src: BlockIds, dst: BlockIds, notice: bytes | None = None
@@ -141,8 +141,8 @@ class NativeAgent(TransferAgent):
         """
         target = self._peer(peer)
         with self._speaking(f"refused a transfer to {target.name}"):
-            columns = (np.ascontiguousarray(column, dtype=np.int32) for column in (src, dst))
-            return TransferId(self._engine.submit_blocks(peer, block_map, *columns, notice))
+            ours, theirs = (np.ascontiguousarray(column, dtype=np.int32) for column in (src, dst))
+            return TransferId(self._engine.submit_blocks(peer, block_map, ours, theirs, notice))
 
     def cancel(self, transfer: TransferId, reason: str = "cancelled") -> bool:
         """Post nothing more of it; its completion comes once nothing is in flight. False: it is over already."""
