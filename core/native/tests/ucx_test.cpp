@@ -1,5 +1,6 @@
 // The engine over UCX between two processes; built plain and under AddressSanitizer.
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,6 +45,8 @@ void move(int fd, void *bytes, std::size_t nbytes, bool out) {
 
 // Tells its descriptor and address; then, for each notice, the sum of its memory.
 [[noreturn]] void serve(const char *transport, int out) {
+    // A parent that fails leaves nobody behind.
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     Side side(transport, 1);
     Bytes descriptor = side.engine.descriptor();
     std::uint64_t head[2] = {descriptor.size(), side.address()};

@@ -14,6 +14,8 @@ using namespace std::chrono_literals;
 // With something in flight a lane looks after it at least so often, whatever the transport's descriptor says.
 constexpr auto kNapInFlight = 10ms;
 
+constexpr unsigned kRefusedSleeps = 256;
+
 const char *kProcessEnded = "the peer's process ended";
 
 std::string reason(const kvferry_completion &completion) {
@@ -179,6 +181,7 @@ void Lane::rest(bool moved) {
     if (nudges_ > 0) --nudges_;
     if (moved) {
         last_move_ = Clock::now();
+        refused_sleeps_ = 0;
         return;
     }
     if (!working && !in_demand()) {
@@ -195,8 +198,14 @@ void Lane::rest(bool moved) {
 }
 
 void Lane::sleep(std::chrono::milliseconds longest) {
-    const int transport = agent_->wakeup_fd();
-    if (transport >= 0 && !agent_->arm()) return;
+    int transport = agent_->wakeup_fd();
+    if (transport >= 0 && !agent_->arm()) {
+        // A transport that always has work and never gets anywhere must not cost a core.
+        if (++refused_sleeps_ < kRefusedSleeps) return;
+        transport = -1;
+        longest = kNapInFlight;
+    }
+    refused_sleeps_ = 0;
     pollfd entries[2] = {{bells_[index_].get(), POLLIN, 0}, {transport, POLLIN, 0}};
     ::poll(entries, 2, static_cast<int>(longest.count()));
     bells_[index_].clear();

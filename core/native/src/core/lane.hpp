@@ -86,7 +86,8 @@ private:
     std::unordered_map<std::uint64_t, Piece> posted_;
     std::uint64_t next_post_ = 1;
     Clock::time_point last_move_{};
-    bool moved_ = false;
+    // Times in a row that the transport was not ready to sleep although nothing moved.
+    unsigned refused_sleeps_ = 0;
 
     std::thread thread_;
 };

@@ -86,8 +86,10 @@ void UcxAgent::disconnect(std::uint64_t id, bool dead) {
     if (found == peers_.end()) return;
     Peer &peer = found->second;
     peer.left = true;
-    // Its requests are cancelled then, and come back by progress.
-    if (dead) peer.endpoint.reset();
+    if (dead) {
+        peer.endpoint.reset();
+        for (const auto &operation : operations_) operation->abandoned |= operation->peer == id;
+    }
     if (peer.in_flight == 0) peers_.erase(found);
 }
 
@@ -138,15 +140,21 @@ std::size_t UcxAgent::progress(std::span<kvferry_completion> completions) {
     }
     std::size_t count = 0;
     std::erase_if(operations_, [&](const std::unique_ptr<Operation> &operation) {
-        if (operation->pending > 0 || count == completions.size()) return false;
-        kvferry_completion &completion = completions[count++];
-        completion.post = operation->post;
-        completion.status = translate(operation->status);
-        copy_text(completion.error, operation->status == UCS_OK ? "" : ucs_status_string(operation->status));
-        retire(*operation);
-        return true;
+        if (operation->over() && !operation->reported && count < completions.size()) {
+            report(*operation, completions[count++]);
+        }
+        return operation->reported && operation->pending == 0;
     });
     return count;
+}
+
+void UcxAgent::report(Operation &operation, kvferry_completion &completion) {
+    const ucs_status_t status = operation.pending > 0 ? UCS_ERR_CANCELED : operation.status;
+    completion.post = operation.post;
+    completion.status = translate(status);
+    copy_text(completion.error, status == UCS_OK ? "" : ucs_status_string(status));
+    operation.reported = true;
+    retire(operation);
 }
 
 void UcxAgent::retire(const Operation &operation) {

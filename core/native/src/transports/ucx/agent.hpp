@@ -20,7 +20,12 @@ struct Operation {
     std::uint64_t peer = 0;
     unsigned pending = 0;
     ucs_status_t status = UCS_OK;
+    // The peer is dead, and this was reported. UCX may still hold requests of it: over shared memory it does not give
+    // them back when an endpoint is closed by force.
+    bool abandoned = false;
+    bool reported = false;
 
+    bool over() const { return pending == 0 || abandoned; }
     // Count in what UCX returned for one request.
     void begin(ucs_status_ptr_t request);
     void settle(ucs_status_t result);
@@ -57,6 +62,7 @@ private:
     Endpoint &endpoint(Peer &peer);
     void put(Operation &operation, const Endpoint &endpoint, const kvferry_segment &segment);
     void flush(Operation &operation, const Endpoint &endpoint);
+    void report(Operation &operation, kvferry_completion &completion);
     void retire(const Operation &operation);
     void receive_notices();
 
