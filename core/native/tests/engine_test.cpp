@@ -58,6 +58,16 @@ std::vector<Segment> whole(const Side &from, const Side &to, std::size_t pieces 
     return segments;
 }
 
+// One of 32 equal parts, in 8 pieces: two transfers of different parts never meet.
+std::vector<Segment> part(const Side &from, const Side &to, std::size_t number) {
+    std::vector<Segment> segments;
+    constexpr std::size_t kPiece = kBytes / 32 / 8;
+    for (std::size_t index = number * 8; index < number * 8 + 8; ++index) {
+        segments.push_back({from.address() + index * kPiece, to.address() + index * kPiece, kPiece});
+    }
+    return segments;
+}
+
 PeerId meet(Side &from, Side &to) { return from.engine.connect(to.engine.descriptor(), FileDescriptor()); }
 
 void bytes_arrive(std::size_t lanes, Options transport) {
@@ -146,19 +156,21 @@ void a_notice_comes_after_the_bytes() {
 }
 
 void many_threads_and_peers() {
-    Side from(small_pieces({{"again_every", "3"}}, 2));
+    EngineOptions options = small_pieces({{"again_every", "3"}}, 2);
+    options.pieces = {16 << 10, 2, 4};
+    Side from(options);
     std::vector<std::unique_ptr<Side>> targets;
     std::vector<PeerId> peers;
-    for (int index = 0; index < 3; ++index) {
+    for (std::size_t index = 0; index < 3; ++index) {
         targets.push_back(std::make_unique<Side>(small_pieces()));
         peers.push_back(meet(from, *targets.back()));
     }
     std::atomic<std::size_t> ended = 0;
     std::vector<std::thread> threads;
-    for (int index = 0; index < 3; ++index) {
+    for (std::size_t index = 0; index < 3; ++index) {
         threads.emplace_back([&, index] {
-            for (int round = 0; round < 20; ++round) {
-                const auto id = from.engine.submit(peers[index], whole(from, *targets[index], 32));
+            for (std::size_t round = 0; round < 20; ++round) {
+                const auto id = from.engine.submit(peers[index], part(from, *targets[index], round));
                 if (round % 5 == 4) from.engine.cancel(id, "enough");
                 ended += from.engine.collect().size();
             }
