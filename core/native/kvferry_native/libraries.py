@@ -1,6 +1,7 @@
 """Where a transport's shared object is, and the library behind it: in that library's own wheel."""
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -22,10 +23,24 @@ class Library:
     files: tuple[str, ...]
     """What to load, in order, relative to the package."""
     install: str
+    distribution: str
+    """Whose version it has."""
+    version_variable: str | None = None
+    """Where the shared object looks for the version, if the library itself cannot tell."""
+    supported: tuple[int, int] | None = None
+    """First major version that we know, and first that we do not."""
 
 
 LIBRARIES = {
-    "ucx": Library("libucx", ("lib/libucp.so.0",), "pip install 'kvferry-native[ucx]'"),
+    "nixl": Library(
+        "nixl_cu12",
+        ("../.nixl_cu12.mesonpy.libs/libnixl_capi.so",),
+        "pip install nixl",
+        "nixl-cu12",
+        version_variable="KVFERRY_NIXL_VERSION",
+        supported=(1, 2),
+    ),
+    "ucx": Library("libucx", ("lib/libucp.so.0",), "pip install 'kvferry-native[ucx]'", "libucx-cu12"),
 }
 
 
@@ -75,8 +90,22 @@ def _load(name: str, library: Library) -> None:
         raise TransportUnavailableError(f"transport {name} needs the package {library.package}: {library.install}")
     # UCX logs to stdout otherwise, where --json prints its one object; it reads this as it is loaded.
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    _check_version(name, library)
     for file in library.files:
         try:
             ctypes.CDLL(str(folder / file), ctypes.RTLD_LOCAL)
         except OSError as error:
             raise TransportUnavailableError(f"transport {name} cannot load {folder / file}: {error}") from error
+
+
+def _check_version(name: str, library: Library) -> None:
+    version = importlib.metadata.version(library.distribution)
+    if library.supported is not None:
+        first, behind = library.supported
+        if not first <= int(version.split(".")[0]) < behind:
+            raise TransportUnavailableError(
+                f"transport {name} knows {library.distribution} {first} up to {behind}, not {version}"
+            )
+    if library.version_variable is not None:
+        os.environ[library.version_variable] = version
