@@ -69,6 +69,9 @@ class Child:
     def fence(self, peer):
         return self.agent.fence(peer).name
 
+    def set_active(self, active):
+        self.agent.set_active(active)
+
     def cpu_share(self, seconds):
         before = time.process_time()
         time.sleep(seconds)

@@ -56,18 +56,29 @@ class AgentProcess:
             stream.close()
 
 
-@pytest.fixture(params=[{}, {"UCX_TLS": "tcp,self"}, {"UCX_MM_ERROR_HANDLING": "y", "UCX_TLS": "posix,self"}])
-def environ(request):
+WAYS = {
+    "ucx": ("ucx", {}),
+    "ucx-tcp": ("ucx", {"UCX_TLS": "tcp,self"}),
+    "ucx-posix": ("ucx", {"UCX_MM_ERROR_HANDLING": "y", "UCX_TLS": "posix,self"}),
+    "nixl": ("nixl", {}),
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
+def way(request):
     return request.param
 
 
 @pytest.fixture
-def start(environ):
+def start(way):
+    transport, environ = way
     with ExitStack() as stack:
 
         def starter(name, nbytes=16 << 20, **options):
-            process = AgentProcess("ucx", name, nbytes, options, environ)
+            process = AgentProcess(transport, name, nbytes, options, environ)
             stack.callback(process.stop)
+            # NIXL has no descriptor to sleep on: as a target it moves only while it is told that somebody writes.
+            process.ask("set_active", active=transport == "nixl")
             return process
 
         yield starter

@@ -101,6 +101,8 @@ def test_connecting_twice_gives_the_same_peer_and_reconnecting_works(pair):
 def test_an_idle_pair_sleeps(pair):
     writer, target = pair
     assert writer.ask("outcome", transfer=writer.ask("write", peer=writer.peer, address=target.address))["ok"]
+    for side in pair:
+        side.ask("set_active", active=False)
     shares = [side.ask("cpu_share", seconds=1.0) for side in pair]
     assert max(shares) <= 0.02, shares
 
