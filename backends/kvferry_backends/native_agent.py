@@ -34,6 +34,9 @@ GRACE_SECONDS = 0.05
 GRACE_ROUNDS = 64
 """Progress calls of every lane before that: each takes all that has arrived, up to some dozens of messages."""
 
+_SIZES = ("lanes", "piece_bytes", "staging_bytes", "gather_below")
+"""Options that are the engine's; the others are the transport's."""
+
 _UNREACHABLE = 4
 """The status of ``kvferry/transport.h`` that has an error of its own here."""
 
@@ -54,7 +57,7 @@ class NativeAgent(TransferAgent):
 
     Args:
         spec: ``name`` for messages, ``device`` for what is registered. ``options``: ``lanes`` (threads, each with an
-            agent of the transport), ``piece_bytes``; any other is the transport's own.
+            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``; any other is the transport's own.
         transport: its name, as ``kvferry_native`` has it.
         path: a third party's shared object instead.
 
@@ -261,7 +264,7 @@ def _make_engine(transport: str, path: str | None, spec: AgentSpec) -> "Engine":
             f"kvferry_native cannot be imported ({error}); install it with: pip install 'kvferry[cpp]'"
         ) from error
     options = dict(spec.options)
-    sizes: dict[str, Any] = {key: int(options.pop(key)) for key in ("lanes", "piece_bytes") if key in options}
+    sizes: dict[str, Any] = {key: int(options.pop(key)) for key in _SIZES if key in options}
     try:
         return kvferry_native.Engine(
             path or str(kvferry_native.transport_path(transport)),

@@ -29,6 +29,8 @@ class Engine:
         piece_segments: int = ...,
         pieces_in_flight: int = ...,
         spin_us: int = 50,
+        staging_bytes: int = 0,
+        gather_below: int = ...,
     ) -> None: ...
     @property
     def transport(self) -> str: ...

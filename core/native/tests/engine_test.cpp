@@ -84,8 +84,10 @@ void bytes_arrive(std::size_t lanes, Options transport) {
     }
 }
 
-void block_lists_arrive() {
-    Side from(small_pieces()), to(small_pieces());
+void block_lists_arrive(std::uint64_t staging_bytes) {
+    EngineOptions options = small_pieces();
+    options.staging_bytes = staging_bytes;
+    Side from(options), to(small_pieces());
     from.fill();
     constexpr std::size_t kBlock = 4096, kBlocks = kBytes / kBlock;
     auto map = std::make_shared<const BlockMap>(std::vector<PoolPair>{
@@ -104,6 +106,27 @@ void block_lists_arrive() {
     }
     const auto bad = from.wait(from.engine.submit_blocks(meet(from, to), {map, {0, 1}, {5, 5}}));
     CHECK(!bad.ok && bad.nbytes == 0 && bad.error == "destination block 5 is named twice");
+}
+
+// Blocks of 512 bytes from all over the place to neighbours.
+void small_blocks_are_gathered(std::uint64_t staging_bytes) {
+    EngineOptions options = small_pieces({{"again_every", "3"}, {"delay_us", "50"}});
+    options.staging_bytes = staging_bytes;
+    Side from(options), to(small_pieces());
+    from.fill();
+    constexpr std::size_t kBlock = 512, kBlocks = kBytes / kBlock;
+    auto map = std::make_shared<const BlockMap>(std::vector<PoolPair>{
+        {from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, {{0, kBlock}}}});
+    std::vector<std::int32_t> src(kBlocks), dst(kBlocks);
+    for (std::size_t index = 0; index < kBlocks; ++index) {
+        src[index] = static_cast<std::int32_t>(index * 4099 % kBlocks);
+        dst[index] = static_cast<std::int32_t>(index);
+    }
+    CHECK(from.wait(from.engine.submit_blocks(meet(from, to), {map, src, dst})).ok);
+    for (std::size_t index = 0; index < kBlocks; ++index) {
+        const auto *source = &from.memory[static_cast<std::size_t>(src[index]) * kBlock];
+        CHECK(std::equal(source, source + kBlock, &to.memory[index * kBlock]));
+    }
 }
 
 void what_is_not_registered_is_refused() {
@@ -192,6 +215,9 @@ void a_target_that_closes_breaks_nobody() {
 
 void bad_options_and_registrations_leave_nothing() {
     CHECK(message_of<Error>([] { Side(small_pieces({{"speed", "9"}})); }).starts_with("there is no option speed"));
+    EngineOptions huge;
+    huge.staging_bytes = std::uint64_t{1} << 60;
+    CHECK(message_of<Error>([&] { Side{huge}; }).ends_with("does not fit memory"));
     CHECK(message_of<Error>([] { Side(small_pieces({{"refuse_registration", "1"}})); }) ==
           "asked to refuse registration");
 }
@@ -203,7 +229,10 @@ int main() {
     bytes_arrive(2, {});
     bytes_arrive(2, {{"again_every", "2"}});
     bytes_arrive(1, {{"delay_us", "300"}});
-    block_lists_arrive();
+    block_lists_arrive(0);
+    block_lists_arrive(1 << 20);
+    small_blocks_are_gathered(1 << 20);
+    small_blocks_are_gathered(4096);
     what_is_not_registered_is_refused();
     failures_end_a_transfer_once();
     cancellation_ends_once_nothing_is_in_flight();

@@ -36,7 +36,8 @@ std::uint64_t extent(std::uint64_t stride, std::uint64_t blocks) {
 Engine::Engine(TransportLibrary library, const EngineOptions &options)
     : library_(library), key_(random_key()), book_(options.pieces), bells_(options.lanes) {
     if (options.lanes == 0) throw Error(KVFERRY_INVALID, "an engine needs at least one lane");
-    const LaneOptions limits{options.spin, options.pieces.nbytes};
+    const LaneOptions limits{options.spin, options.pieces.nbytes, options.staging_bytes, options.pieces.in_flight,
+                             options.gather_below};
     for (std::size_t index = 0; index < options.lanes; ++index) {
         lanes_.push_back(std::make_unique<Lane>(index, library_, options.transport, limits, book_, bells_));
     }
@@ -71,7 +72,12 @@ std::uint64_t Engine::register_memory(const std::vector<Region> &regions) {
             throw;
         }
     }
-    for (const Region &region : regions) memory_.add(region);
+    for (const Region &region : regions) {
+        memory_.add(region);
+        if (region.device_kind != KVFERRY_CPU) {
+            for (const auto &lane : lanes_) lane->stop_gathering();
+        }
+    }
     registrations_.emplace(next_id_, std::move(registration));
     return next_id_++;
 }

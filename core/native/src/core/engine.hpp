@@ -17,6 +17,9 @@ struct EngineOptions {
     // Threads, each with an agent of the transport: a transfer's pieces are shared out among them.
     std::size_t lanes = 1;
     PieceLimits pieces;
+    // Each lane's buffer for gathering segments shorter than `gather_below`; 0 = none.
+    std::uint64_t staging_bytes = 0;
+    std::uint64_t gather_below = 4096;
     std::chrono::microseconds spin{50};
     // For the transport.
     Options transport;

@@ -71,12 +71,17 @@ void Lane::run(const TransportLibrary &library, const Options &options, std::pro
     ::pthread_setname_np(::pthread_self(), ("kvferry-" + library.name()).substr(0, 15).c_str());
     try {
         agent_ = std::make_unique<TransportAgent>(library, options);
+        if (limits_.staging_bytes > 0) {
+            staging_ = std::make_unique<Staging>(*agent_, limits_.staging_bytes, limits_.staging_slots);
+        }
     } catch (...) {
+        agent_.reset();
         ready.set_exception(std::current_exception());
         return;
     }
     ready.set_value();
     loop();
+    staging_.reset();
     agent_.reset();
 }
 
@@ -106,7 +111,10 @@ bool Lane::plan_one() {
     if (transfer == nullptr) return false;
     try {
         std::vector<Segment> segments = std::move(transfer->segments);
-        if (transfer->order) segments = plan(*transfer->order->map, transfer->order->src, transfer->order->dst);
+        if (const auto &blocks = transfer->order) {
+            const Order order = staging_ != nullptr && gathers_ ? Order::kDestination : Order::kSource;
+            segments = plan(*blocks->map, blocks->src, blocks->dst, order);
+        }
         if (const auto over = book_.planned(transfer, split_long(std::move(segments), limits_.piece_bytes))) {
             conclude(over);
         } else {
@@ -128,17 +136,34 @@ bool Lane::post_one() {
         error = kProcessEnded;
     } else {
         try {
-            if (!agent_->post(handle(*peer), next_post_, piece->segments())) {
-                book_.put_back(*piece, index_);
-                return false;
-            }
-            posted_.emplace(next_post_++, *piece);
-            return true;
+            if (post(*piece)) return true;
+            book_.put_back(*piece, index_);
+            return false;
         } catch (const std::exception &refused) {
             error = refused.what();
         }
     }
     if (const auto over = book_.finish(*piece, index_, error)) conclude(over);
+    return true;
+}
+
+bool Lane::post(const Piece &piece) {
+    std::optional<Staging::Gathered> gathered;
+    if (staging_ != nullptr && gathers_) gathered = staging_->gather(piece.segments(), limits_.gather_below);
+    const auto give_back = [&] {
+        if (gathered) staging_->release(gathered->slot);
+    };
+    try {
+        const auto segments = gathered ? std::span<const Segment>(gathered->segments) : piece.segments();
+        if (!agent_->post(handle(*piece.transfer->peer), next_post_, segments)) {
+            give_back();
+            return false;
+        }
+    } catch (...) {
+        give_back();
+        throw;
+    }
+    posted_.emplace(next_post_++, Posted{piece, gathered ? std::optional(gathered->slot) : std::nullopt});
     return true;
 }
 
@@ -153,9 +178,10 @@ bool Lane::progress() {
 void Lane::settle(const kvferry_completion &completion) {
     const auto found = posted_.find(completion.post);
     if (found == posted_.end()) return;
-    const Piece piece = std::move(found->second);
+    const Posted posted = std::move(found->second);
     posted_.erase(found);
-    if (const auto over = book_.finish(piece, index_, reason(completion))) conclude(over);
+    if (posted.slot) staging_->release(*posted.slot);
+    if (const auto over = book_.finish(posted.piece, index_, reason(completion))) conclude(over);
 }
 
 void Lane::conclude(const std::shared_ptr<Transfer> &transfer) {
@@ -213,8 +239,9 @@ void Lane::sleep(std::chrono::milliseconds longest) {
 
 void Lane::forget_dead_peers() {
     std::set<std::shared_ptr<Peer>> dead;
-    for (const auto &[post, piece] : posted_) {
-        if (piece.transfer->peer->process.readable()) dead.insert(piece.transfer->peer);
+    for (const auto &[post, posted] : posted_) {
+        const auto &peer = posted.piece.transfer->peer;
+        if (peer->process.readable()) dead.insert(peer);
     }
     for (const auto &peer : dead) {
         book_.leave(peer, kProcessEnded);

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "file_descriptor.hpp"
+#include "staging.hpp"
 #include "transfers.hpp"
 #include "transport.hpp"
 
@@ -20,6 +21,17 @@ struct LaneOptions {
     // How long a lane with work in flight asks again and again before it sleeps on the transport's descriptor.
     std::chrono::microseconds spin{50};
     std::uint64_t piece_bytes = 8u << 20;
+    // 0 = none.
+    std::uint64_t staging_bytes = 0;
+    std::size_t staging_slots = 4;
+    // Segments that are at least so long go straight from where they are.
+    std::uint64_t gather_below = 0;
+};
+
+// A piece on its way, and the staging slot that it leaves from.
+struct Posted {
+    Piece piece;
+    std::optional<std::size_t> slot;
 };
 
 class Lane {
@@ -47,6 +59,8 @@ public:
     void wake() const { bells_[index_].signal(); }
     // As a passive target: writes to us are under way.
     void set_active(bool active);
+    // Device memory is not ours to copy.
+    void stop_gathering() { gathers_ = false; }
     // Make progress this many times, awake.
     void nudge(unsigned rounds);
     // How often it has made progress.
@@ -60,6 +74,7 @@ private:
     bool run_tasks();
     bool plan_one();
     bool post_one();
+    bool post(const Piece &piece);
     bool progress();
     void settle(const kvferry_completion &completion);
     void conclude(const std::shared_ptr<Transfer> &transfer);
@@ -78,12 +93,14 @@ private:
     std::deque<std::function<void(TransportAgent &)>> tasks_;
     std::atomic<bool> stopping_{false};
     std::atomic<bool> active_{false};
+    std::atomic<bool> gathers_{true};
     std::atomic<unsigned> nudges_{0};
     std::atomic<std::uint64_t> rounds_{0};
 
     // Of the lane's thread alone.
     std::unique_ptr<TransportAgent> agent_;
-    std::unordered_map<std::uint64_t, Piece> posted_;
+    std::unique_ptr<Staging> staging_;
+    std::unordered_map<std::uint64_t, Posted> posted_;
     std::uint64_t next_post_ = 1;
     Clock::time_point last_move_{};
     // Times in a row that the transport was not ready to sleep although nothing moved.

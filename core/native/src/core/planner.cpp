@@ -19,7 +19,8 @@ void require_within(std::int32_t id, std::uint64_t blocks, const char *side) {
     }
 }
 
-std::vector<BlockPair> wanted(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst) {
+std::vector<BlockPair> wanted(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst,
+                              Order order) {
     if (src.size() != dst.size()) {
         throw Error(KVFERRY_INVALID, std::to_string(src.size()) + " source blocks for " + std::to_string(dst.size()) +
                                          " destination blocks");
@@ -39,7 +40,8 @@ std::vector<BlockPair> wanted(const BlockMap &map, std::span<const std::int32_t>
         named[static_cast<std::size_t>(dst[index])] = true;
         pairs.push_back({src[index], dst[index]});
     }
-    std::stable_sort(pairs.begin(), pairs.end(), [](auto left, auto right) { return left.src < right.src; });
+    const auto key = order == Order::kSource ? &BlockPair::src : &BlockPair::dst;
+    std::stable_sort(pairs.begin(), pairs.end(), [&](auto left, auto right) { return left.*key < right.*key; });
     return pairs;
 }
 
@@ -73,8 +75,9 @@ BlockMap::BlockMap(std::vector<PoolPair> pools) : pools_(std::move(pools)) {
     if (block_bytes_ == 0) throw Error(KVFERRY_INVALID, "a block map without pools, or without bytes");
 }
 
-std::vector<Segment> plan(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst) {
-    const std::vector<BlockPair> pairs = wanted(map, src, dst);
+std::vector<Segment> plan(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst,
+                          Order order) {
+    const std::vector<BlockPair> pairs = wanted(map, src, dst, order);
     std::vector<Segment> segments;
     segments.reserve(pairs.size());
     for (const PoolPair &pool : map.pools()) {

@@ -44,9 +44,13 @@ private:
     std::uint64_t dst_blocks_ = UINT64_MAX;
 };
 
+// Which end's addresses ascend. A gathering lane wants the destination's, so that neighbours there stand together.
+enum class Order { kSource, kDestination };
+
 // Plan whole blocks: `src[i]` goes to `dst[i]`, -1 in `dst` = not wanted there. Bytes that touch at both ends become one
 // segment, which never leaves its pool. Raises KVFERRY_INVALID for an id that is out of range or a target named twice.
-std::vector<Segment> plan(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst);
+std::vector<Segment> plan(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst,
+                          Order order = Order::kSource);
 
 // Cut segments that are longer than `longest`.
 std::vector<Segment> split_long(std::vector<Segment> segments, std::uint64_t longest);

@@ -69,10 +69,12 @@ std::shared_ptr<BlockMap> block_map(const std::vector<PoolTuple> &tuples) {
 
 std::unique_ptr<Engine> make_engine(const std::string &transport, const Options &options, std::size_t lanes,
                                     std::uint64_t piece_bytes, std::size_t piece_segments, unsigned pieces_in_flight,
-                                    unsigned spin_us) {
+                                    unsigned spin_us, std::uint64_t staging_bytes, std::uint64_t gather_below) {
     EngineOptions all;
     all.lanes = lanes;
     all.pieces = {piece_bytes, piece_segments, pieces_in_flight};
+    all.staging_bytes = staging_bytes;
+    all.gather_below = gather_below;
     all.spin = std::chrono::microseconds(spin_us);
     all.transport = options;
     const nb::gil_scoped_release release;
@@ -124,7 +126,8 @@ void bind_engine(nb::module_ &module) {
     nb::class_<Engine>(module, "Engine")
         .def(nb::new_(&make_engine), "transport"_a, nb::kw_only(), "options"_a = Options{}, "lanes"_a = 1,
              "piece_bytes"_a = PieceLimits{}.nbytes, "piece_segments"_a = PieceLimits{}.segments,
-             "pieces_in_flight"_a = PieceLimits{}.in_flight, "spin_us"_a = 50)
+             "pieces_in_flight"_a = PieceLimits{}.in_flight, "spin_us"_a = 50, "staging_bytes"_a = 0,
+             "gather_below"_a = EngineOptions{}.gather_below)
         .def_prop_ro("transport", &Engine::transport)
         .def_prop_ro("library", &Engine::version)
         .def_prop_ro("carries_notices", &Engine::carries_notices)
