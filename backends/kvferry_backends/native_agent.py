@@ -57,7 +57,8 @@ class NativeAgent(TransferAgent):
 
     Args:
         spec: ``name`` for messages, ``device`` for what is registered. ``options``: ``lanes`` (threads, each with an
-            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``; any other is the transport's own.
+            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``; any other is the
+            transport's own.
         transport: its name, as ``kvferry_native`` has it.
         path: a third party's shared object instead.
 

@@ -1,4 +1,4 @@
-"""Where gathering wins: blocks from all over the place to neighbours, with and without a staging buffer, by block size."""
+"""Where gathering wins, by block size: blocks from all over the place to neighbours, with a staging buffer or none."""
 
 import select
 import statistics
