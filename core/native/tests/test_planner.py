@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from kvferry_native import BlockMap, EngineError
 
 from kvferry.transceiver.coalesce import plan_segments
 from kvferry_backends.native_agent import block_map
+from kvferry_native import BlockMap, EngineError
 from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
 
 
