@@ -6,9 +6,9 @@ second with ``DEPTH`` of them submitted ahead, as a busy worker has.
 """
 
 import json
-import multiprocessing
 import os
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -21,14 +21,47 @@ from kvferry_native import BlockMap, Engine, transport_path
 
 NBYTES = 256 << 20
 BLOCKS = 4096
-ROUNDS = 7
+ROUNDS = 15
 DEPTH = 3
 
 
-def spin() -> None:
-    """Hold the GIL whenever it is to be had."""
-    while True:
-        pass
+class Spinner:
+    """A thread of this process that holds the GIL whenever it is to be had, while it is on."""
+
+    def __init__(self) -> None:
+        self._on = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._on.wait()
+            while self._on.is_set():
+                pass
+
+    def start(self) -> None:
+        """Spin."""
+        self._on.set()
+
+    def stop(self) -> None:
+        """Rest."""
+        self._on.clear()
+
+
+class SpinnerElsewhere:
+    """The same loop in a process of its own."""
+
+    def __init__(self) -> None:
+        program = "import threading; on = threading.Event(); on.set()\nwhile on.is_set(): pass"
+        self.process = subprocess.Popen([sys.executable, "-c", program])
+        self.stop()
+
+    def start(self) -> None:
+        """Spin."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Rest."""
+        self.process.send_signal(signal.SIGSTOP)
 
 
 def make_side() -> tuple[Engine, np.ndarray]:
@@ -95,34 +128,29 @@ class Writer:
         last = [float(self.heard.readline()) for _ in range(count)][-1]
         return (last - start) / count
 
-    def measure(self) -> dict[str, float]:
-        """Medians."""
-        self.one()
-        ones = [self.one() for _ in range(ROUNDS)]
-        streams = [self.stream(4 * DEPTH) for _ in range(3)]
-        return {
-            "target hears": statistics.median(each[0] for each in ones),
-            "writer sees": statistics.median(each[1] for each in ones),
-            "stream": statistics.median(streams),
-        }
+    def measure(self) -> tuple[float, float, float]:
+        """One round of each: seconds until the target hears, until we see, and a hand-off in a stream."""
+        return *self.one(), self.stream(2 * DEPTH)
 
 
 def main() -> None:
-    """Compare."""
+    """Compare, in turns: other load of the machine meets both."""
     writer = Writer()
-    beside = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
-    beside.start()
-    time.sleep(1)
-    elsewhere = writer.measure()
-    beside.kill()
-    beside.join()
-    threading.Thread(target=spin, daemon=True).start()
-    here = writer.measure()
-    for name, seconds in here.items():
+    spinners = {"here": Spinner(), "elsewhere": SpinnerElsewhere()}
+    writer.measure()
+    rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in spinners}
+    for _ in range(ROUNDS):
+        for name, spinner in spinners.items():
+            spinner.start()
+            rounds[name].append(writer.measure())
+            spinner.stop()
+    for index, what in enumerate(("target hears", "writer sees", "stream")):
+        here, elsewhere = (statistics.median(each[index] for each in rounds[name]) for name in spinners)
         print(
-            f"{name:13} spinner here {seconds * 1e3:6.1f} ms, elsewhere {elsewhere[name] * 1e3:6.1f} ms,"
-            f" throughput ratio {elsewhere[name] / seconds:.2f}"
+            f"{what:13} spinner here {here * 1e3:6.1f} ms, elsewhere {elsewhere * 1e3:6.1f} ms,"
+            f" throughput ratio {elsewhere / here:.2f}"
         )
+    spinners["elsewhere"].process.kill()
     writer.child.kill()
 
 
