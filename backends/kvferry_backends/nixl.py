@@ -14,6 +14,7 @@ _BACKEND = TransferBackend(
     probe="kvferry_backends.nixl:probe",
     requires=("nixl", "torch"),
     install="pip install 'kvferry[nixl]'",
+    baseline="kvferry_backends.nixl_raw",
 )
 
 

@@ -6,13 +6,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kvferry_backends.nixl_descriptor import MAX_BYTES, NixlDescriptor, decode, encode
 from kvferry_backends.nixl_library import library_version, make_agent
+from kvferry_backends.nixl_posting import NixlPeer, NixlTransfer, PostQueue
 from kvferry_backends.orphaned_bytes import orphaned_bytes
 from kvferry_backends.process_identity import ProcessWatch, own_identity
 from kvferry_backends.slicing import Rows, slices
@@ -27,44 +27,13 @@ from kvferry_plugins.transceiver import (
     TransferAgent,
     TransferId,
 )
-from kvferry_plugins.types import AgentSpec
-
-POST_SECONDS = 0.002
-"""How long one ``poll`` goes on posting."""
-
-SLICES_IN_FLIGHT = 4
-"""Slices of one peer that are posted and not complete; more would only delay a cancellation."""
+from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 GRACE_SECONDS = 0.05
 """From the proof that a peer's process is gone to FENCED, at least."""
 
 GRACE_POLLS = 512
 """Progress calls in one ``fence`` of a peer that is gone: more than UCX's shared-memory queues hold."""
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    name: str
-    descriptor: NixlDescriptor
-    watch: ProcessWatch
-    in_flight: int = 0
-    """Slices that are posted and not complete."""
-    broken: bool = False
-    """NIXL gave the connection up; it comes back only by loading the metadata again."""
-    left: bool = False
-    """Disconnected by us; forgotten when nothing is in flight."""
-    gone_since: float | None = None
-    fenced: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    id: TransferId
-    peer: _Peer
-    waiting: deque[Any]
-    """Handles that are not posted."""
-    posted: list[Any] = field(default_factory=list)
-    error: str | None = None
 
 
 class NixlAgent(TransferAgent):
@@ -82,16 +51,16 @@ class NixlAgent(TransferAgent):
     """
 
     def __init__(self, spec: AgentSpec) -> None:
-        self.library = library_version()
         self._name = f"{spec.name}-{uuid.uuid4().hex}"
         self._device = spec.device
-        self._nixl: Any = make_agent(self._name)
+        self._nixl: Any = make_agent(self._name, loopback_only=bool(spec.options.get(LOOPBACK_ONLY)))
+        self.library = library_version()
         self._identity = own_identity()
         self._ids = itertools.count(1)
         self._registrations: dict[RegistrationId, Any] = {}
-        self._peers: dict[PeerId, _Peer] = {}
-        self._leaving: list[_Peer] = []
-        self._transfers: deque[_Transfer] = deque()
+        self._peers: dict[PeerId, NixlPeer] = {}
+        self._leaving: list[NixlPeer] = []
+        self._queue = PostQueue(self._nixl)
 
     # --- memory and peers ---------------------------------------------------------------------------------------
 
@@ -140,7 +109,7 @@ class NixlAgent(TransferAgent):
         self._load(decoded)
         self._come_back(decoded.name)
         identifier = PeerId(next(self._ids))
-        self._peers[identifier] = _Peer(decoded.name, decoded, ProcessWatch(decoded.process))
+        self._peers[identifier] = NixlPeer(decoded, ProcessWatch(decoded.process))
         return identifier
 
     def _come_back(self, name: str) -> None:
@@ -161,10 +130,7 @@ class NixlAgent(TransferAgent):
             return
         found.left = True
         self._leaving.append(found)
-        for transfer in self._transfers:
-            if transfer.peer is found:
-                transfer.error = "disconnected"
-        self._finished()
+        self._queue.give_up(found)
         self._forget_left()
 
     def _forget_left(self) -> None:
@@ -188,17 +154,17 @@ class NixlAgent(TransferAgent):
         if target.broken and target.in_flight == 0:
             self._reload(target)
         handles = self._prepare(target, slices(src, dst, nbytes))
-        transfer = _Transfer(TransferId(next(self._ids)), target, handles)
-        self._transfers.append(transfer)
+        transfer = NixlTransfer(TransferId(next(self._ids)), target, handles)
+        self._queue.add(transfer)
         return transfer.id
 
-    def _reload(self, peer: _Peer) -> None:
+    def _reload(self, peer: NixlPeer) -> None:
         with contextlib.suppress(Exception):  # what NIXL gave up it may have forgotten
             self._nixl.remove_remote_agent(peer.name)
         self._load(peer.descriptor)
         peer.broken = False
 
-    def _prepare(self, peer: _Peer, parts: Iterable[Rows]) -> deque[Any]:
+    def _prepare(self, peer: NixlPeer, parts: Iterable[Rows]) -> deque[Any]:
         """Make a handle a slice; NIXL checks both sides' addresses against what was registered."""
         here, there = _memory(self._device), _memory(peer.descriptor.device)
         handles: deque[Any] = deque()
@@ -210,8 +176,7 @@ class NixlAgent(TransferAgent):
         except TransferError:
             raise
         except Exception as error:
-            for handle in handles:
-                self._release(handle)
+            self._queue.release(handles)
             raise TransferError(
                 f"NIXL refused a transfer to {peer.name} ({error}); are all addresses registered, on both sides?"
             ) from error
@@ -221,79 +186,10 @@ class NixlAgent(TransferAgent):
         if self._nixl is None:
             return []
         self._nixl.get_new_notifs()
-        if self._transfers:
-            self._check_posted()
-            self._post()
-        completions = self._finished()
+        completions = self._queue.advance() if self._queue else []
         if self._leaving:
             self._forget_left()
         return completions
-
-    def _check_posted(self) -> None:
-        for transfer in self._transfers:
-            for handle in tuple(transfer.posted):
-                self._settle(transfer, handle, lambda handle=handle: self._nixl.check_xfer_state(handle))
-
-    def _post(self) -> None:
-        """Post for a while, one slice of each transfer in turn."""
-        until = time.monotonic() + POST_SECONDS
-        progress = True
-        while progress:
-            progress = False
-            for transfer in self._transfers:
-                if transfer.waiting and transfer.error is None and transfer.peer.in_flight < SLICES_IN_FLIGHT:
-                    self._post_next(transfer)
-                    progress = True
-                    if time.monotonic() >= until:
-                        self._transfers.rotate(-1)
-                        return
-
-    def _post_next(self, transfer: _Transfer) -> None:
-        # CMA writes to a process id: after its owner's end that may be a stranger's.
-        if transfer.peer.watch.gone:
-            transfer.error = f"{transfer.peer.name} is gone: its process ended"
-            return
-        handle = transfer.waiting.popleft()
-        transfer.posted.append(handle)
-        transfer.peer.in_flight += 1
-        self._settle(transfer, handle, lambda: self._nixl.transfer(handle))
-
-    def _settle(self, transfer: _Transfer, handle: Any, ask: Any) -> None:
-        """Ask how a posted slice stands; release it once it is over, never before."""
-        try:
-            state = ask()
-        except Exception as error:
-            state = str(error) or type(error).__name__
-        if state == "PROC":
-            return
-        transfer.posted.remove(handle)
-        transfer.peer.in_flight -= 1
-        self._release(handle)
-        if state != "DONE":
-            transfer.peer.broken = True
-            transfer.error = transfer.error or f"NIXL could not write to {transfer.peer.name}: {state}"
-
-    def _release(self, handle: Any) -> None:
-        with contextlib.suppress(Exception):  # a handle that fails to go is NIXL's leak, not a failed transfer
-            self._nixl.release_xfer_handle(handle)
-
-    def _finished(self) -> list[Completion]:
-        """Take out the transfers that are over: nothing posted, and nothing to post or an error."""
-        over = [transfer for transfer in self._transfers if self._is_over(transfer)]
-        for transfer in over:
-            self._transfers.remove(transfer)
-            for handle in transfer.waiting:
-                self._release(handle)
-        return [
-            Completion(transfer.id, ok=transfer.error is None, error=transfer.error)
-            for transfer in over
-            if not transfer.peer.left
-        ]
-
-    @staticmethod
-    def _is_over(transfer: _Transfer) -> bool:
-        stopped = transfer.error is not None or transfer.peer.left
-        return not transfer.posted and (stopped or not transfer.waiting)
 
     def wakeup_fd(self) -> int | None:
         return None
@@ -306,7 +202,7 @@ class NixlAgent(TransferAgent):
             found.fenced = self._has_landed(found)
         return Fence.FENCED if found.fenced else Fence.IN_DOUBT
 
-    def _has_landed(self, peer: _Peer) -> bool:
+    def _has_landed(self, peer: NixlPeer) -> bool:
         """Whether all that a dead peer has sent was read.
 
         CMA ends with the process; what it left in our shared-memory queues or on its way through TCP is written to
@@ -317,14 +213,15 @@ class NixlAgent(TransferAgent):
             peer.gone_since = now
         for _ in range(GRACE_POLLS):
             self._nixl.get_new_notifs()
-        return now - peer.gone_since >= GRACE_SECONDS and orphaned_bytes() == 0
+        before, peer.unread = peer.unread, orphaned_bytes()
+        # Bytes that all this progress did not touch are in a socket of somebody else in this process.
+        is_quiet = all(before.get(connection) == nbytes for connection, nbytes in peer.unread.items())
+        return is_quiet and now - peer.gone_since >= GRACE_SECONDS
 
     def close(self) -> None:
         if self._nixl is None:
             return
-        for transfer in self._transfers:
-            for handle in (*transfer.waiting, *transfer.posted):
-                self._release(handle)
+        self._queue.release_all()
         for peer in (*self._peers.values(), *self._leaving):
             peer.watch.close()
             with contextlib.suppress(Exception):
@@ -332,15 +229,17 @@ class NixlAgent(TransferAgent):
         for descriptors in self._registrations.values():
             with contextlib.suppress(Exception):
                 self._nixl.deregister_memory(descriptors)
-        for holding in (self._transfers, self._peers, self._leaving, self._registrations):
+        for holding in (self._peers, self._leaving, self._registrations):
             holding.clear()
+        # The last reference ends the agent, and with it whatever was in flight.
+        self._queue = PostQueue(None)
         self._nixl = None
 
     def _require_open(self) -> None:
         if self._nixl is None:
             raise TransferError(f"{self._name} is closed")
 
-    def _peer(self, peer: PeerId) -> _Peer:
+    def _peer(self, peer: PeerId) -> NixlPeer:
         if peer not in self._peers:
             raise TransferError(f"{self._name} has no peer {peer!r}; it has {sorted(self._peers)}")
         return self._peers[peer]

@@ -17,12 +17,20 @@ def library_version() -> str:
     return f"nixl {importlib.metadata.version('nixl')}"
 
 
-def make_agent(name: str, *, progress_thread: bool = False) -> Any:
+def make_agent(name: str, *, progress_thread: bool = False, loopback_only: bool = False) -> Any:
     """Make a ``nixl_agent``. Its progress thread would spin a whole core for the life of the process.
+
+    Args:
+        name: unique among the peers.
+        progress_thread: whether NIXL progresses by itself.
+        loopback_only: whether UCX, which listens on every network device, is to use none but loopback. What the
+            operator set in ``UCX_NET_DEVICES`` stands.
 
     Raises:
         BackendUnavailableError: NIXL is not installed, or its UCX plugin does not start here.
     """
+    if loopback_only:
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")  # UCX has no other door; it is read when the agent is made
     api = _import_api()
     config = api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[TRANSPORT])
     try:
@@ -39,6 +47,7 @@ def make_agent(name: str, *, progress_thread: bool = False) -> Any:
 def _import_api() -> Any:
     # From its import on NIXL logs at INFO, to stdout, and hides errors of everybody's log handlers. Not in our host.
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # UCX, too, logs to stdout: in the midst of a JSON object
     raise_exceptions = logging.raiseExceptions
     try:
         import nixl._api as api

@@ -22,26 +22,22 @@ class _Connection(NamedTuple):
     inode: int
 
 
-def orphaned_bytes() -> int:
-    """Count the bytes that peers without a process have sent here and we have not read.
+def orphaned_bytes() -> dict[str, int]:
+    """Find what peers without a process have sent here and we have not read.
 
-    Only peers of this network namespace are seen.
+    Returns:
+        Connection → bytes, at most. Only peers of this network namespace are seen.
     """
     connections = list(_connections())
     mine = _own_inodes()
     # An orphan has no inode: its process is gone, the kernel still delivers what it had sent.
-    orphans = {
-        (connection.remote, connection.local): connection.send_queue
-        for connection in connections
-        if connection.inode == 0
-    }
-    waiting = 0
-    for connection in connections:
-        if connection.inode in mine:
-            unsent = orphans.get((connection.local, connection.remote))
-            if unsent is not None or connection.state in _CLOSED_BY_PEER:
-                waiting += connection.receive_queue + (unsent or 0)
-    return waiting
+    orphans = {(each.remote, each.local): each.send_queue for each in connections if each.inode == 0}
+    found = {}
+    for each in connections:
+        unsent = orphans.get((each.local, each.remote))
+        if each.inode in mine and (unsent is not None or each.state in _CLOSED_BY_PEER):
+            found[f"{each.local} {each.remote}"] = each.receive_queue + (unsent or 0)
+    return {connection: nbytes for connection, nbytes in found.items() if nbytes}
 
 
 def _connections() -> Iterator[_Connection]:

@@ -3,16 +3,14 @@
 A post over shared memory copies before it returns, so a slice bounds how long one call can take.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.layout import Addresses
 
-SLICE_BYTES = 8 << 20
-"""0.7 ms at 12 GB/s; slices of 4 to 128 MiB were equally fast, of 1 MiB a tenth slower."""
+SLICE_BYTES = 32 << 20
+"""2.7 ms at 12 GB/s; slices of 4 to 128 MiB were equally fast, of 1 MiB a tenth slower."""
 
 SLICE_SEGMENTS = 1024
 
@@ -20,36 +18,43 @@ Rows = NDArray[np.int64]
 """Source address, destination address, bytes: int64[n, 3]."""
 
 
-def slices(src: Addresses, dst: Addresses, nbytes: Addresses) -> Iterator[Rows]:
-    """Yield the segments in order, at most ``SLICE_BYTES`` and ``SLICE_SEGMENTS`` at a time, none of them empty.
+def slices(src: Addresses, dst: Addresses, nbytes: Addresses) -> list[Rows]:
+    """Cut the segments, in order, at most ``SLICE_BYTES`` and ``SLICE_SEGMENTS`` a slice, none of them empty.
 
     Raises:
         TransferError: the columns differ in length, or a count of bytes is negative.
     """
-    rows = _split_long(_rows(src, dst, nbytes))
+    rows = _rows(src, dst, nbytes)
+    if len(rows) <= SLICE_SEGMENTS and int(rows[:, 2].sum()) <= SLICE_BYTES:
+        return [rows] if len(rows) else []
+    rows = _split_long(rows)
     ends = np.cumsum(rows[:, 2])
+    parts = []
     start = 0
     while start < len(rows):
         before = int(ends[start - 1]) if start else 0
         fits = int(np.searchsorted(ends, before + SLICE_BYTES, side="right"))
         stop = min(max(fits, start + 1), start + SLICE_SEGMENTS)
-        yield rows[start:stop]
+        parts.append(rows[start:stop])
         start = stop
+    return parts
 
 
 def _rows(src: Addresses, dst: Addresses, nbytes: Addresses) -> Rows:
     if not len(src) == len(dst) == len(nbytes):
         raise TransferError(f"{len(src)} sources, {len(dst)} destinations and {len(nbytes)} sizes do not match")
-    rows = np.column_stack((src, dst, nbytes)).astype(np.int64, copy=False)
-    if len(rows) and int(rows[:, 2].min()) < 0:
-        raise TransferError(f"segment {int(rows[:, 2].argmin())} has {int(rows[:, 2].min())} bytes")
-    return rows[rows[:, 2] > 0]
+    rows = np.empty((len(nbytes), 3), dtype=np.int64)
+    rows[:, 0], rows[:, 1], rows[:, 2] = src, dst, nbytes
+    smallest = int(rows[:, 2].min(initial=1))
+    if smallest < 0:
+        raise TransferError(f"segment {int(rows[:, 2].argmin())} has {smallest} bytes")
+    return rows if smallest else rows[rows[:, 2] > 0]
 
 
 def _split_long(rows: Rows) -> Rows:
     """Cut segments that are longer than a slice."""
     parts = -(-rows[:, 2] // SLICE_BYTES)
-    if not len(parts) or int(parts.max()) == 1:
+    if int(parts.max()) == 1:
         return rows
     split = np.repeat(rows, parts, axis=0)
     offset = (np.arange(len(split)) - np.repeat(np.cumsum(parts) - parts, parts)) * SLICE_BYTES

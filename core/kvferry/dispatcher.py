@@ -115,25 +115,28 @@ def build(
         manager = registry.create_kv_cache_manager(plan.providers.manager or "", _manager_spec(plan, geometry, device))
         undo.callback(manager.shutdown)
         transceiver = None
-        if plan.runtime is not None and plan.backend is not None and plan.providers.runtime is not None:
-            spec = TransceiverSpec(
-                role=role,
-                runtime=plan.runtime,
-                backend=plan.backend,
-                manager=manager,
-                create_agent=agent_maker(plan, registry),
-                model=model_identity,
-                config=plan.effective["cache_transceiver_config"],
-                plugins=registry.plugin_set(),
-                peers=tuple(Peer(**peer) for peer in plan.effective["peers"]),
-                bind=bind,
-                device=device,
-                on_event=_event_teller(registry, on_event),
-            )
-            log.info("Using %s", _class_name(plan, registry))
-            transceiver = registry.create_transceiver(plan.providers.runtime, spec)
+        if plan.runtime is not None:
+            rest = {"role": role, "manager": manager, "model": model_identity, "bind": bind, "device": device}
+            transceiver = _make_transceiver(plan, registry, on_event=on_event, **rest)
         undo.pop_all()
     return WorkerParts(plan, manager, transceiver)
+
+
+def _make_transceiver(
+    plan: Plan, registry: Registry, *, on_event: Callable[[TransferEvent], None] | None, **rest: Any
+) -> KvCacheTransceiver:
+    spec = TransceiverSpec(
+        runtime=plan.runtime or "",
+        backend=plan.backend or "",
+        create_agent=agent_maker(plan, registry),
+        config=plan.effective["cache_transceiver_config"],
+        plugins=registry.plugin_set(),
+        peers=tuple(Peer(**peer) for peer in plan.effective["peers"]),
+        on_event=_event_teller(registry, on_event),
+        **rest,
+    )
+    log.info("Using %s", _class_name(plan, registry))
+    return registry.create_transceiver(plan.providers.runtime or "", spec)
 
 
 def missing_libraries(plan: Plan, registry: Registry) -> dict[str, str]:

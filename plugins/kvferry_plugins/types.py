@@ -59,6 +59,8 @@ class TransferBackend:
     """The command that installs what is missing."""
     deprecated: str | None = None
     """Why not to use it any more; said as a warning at creation."""
+    baseline: str = ""
+    """Module that ``python -m`` runs as the raw transport of ``kvferry bench transfer``: ``kvferry.bench.baseline``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,10 @@ class ManagerSpec:
     """``cpu`` or ``cuda:N``."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """The effective ``kv_cache_config``, for what a plugin's own manager needs beyond the above."""
+
+
+LOOPBACK_ONLY = "loopback_only"
+"""Key of ``AgentSpec.options``: true where no peer beyond loopback is configured, so that nothing else may listen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,23 @@ import json
 import mmap
 import os
 import select
+import socket
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from kvferry_backends.nixl_agent import NixlAgent
+from kvferry_backends.orphaned_bytes import orphaned_bytes
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.transceiver import Region
-from kvferry_plugins.types import AgentSpec
+from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 
 class AgentChild:
     def __init__(self, name: str, nbytes: int) -> None:
-        self.agent = NixlAgent(AgentSpec("NIXL", name, "cpu"))
+        self.agent = NixlAgent(AgentSpec("NIXL", name, "cpu", options={LOOPBACK_ONLY: True}))
         self.buffer = np.zeros(nbytes, dtype=np.uint8)
         self.registration = self.agent.register([Region(self.buffer.ctypes.data, nbytes)])
         self.polls = True
@@ -62,17 +65,58 @@ class AgentChild:
             self.poll()
         return self.completions.get(transfer)
 
+    def write_until_it_fails(self, peer, address, nbytes):
+        """Keep two transfers going; returns how many succeeded and what ended it."""
+        succeeded = 0
+        transfers = []
+        while True:
+            try:
+                transfers = [*transfers, self.write(peer, address, nbytes, pieces=256, seed=1)]
+            except KvferryError as error:
+                return {"succeeded": succeeded, "error": f"{type(error).__name__}: {error}"}
+            if len(transfers) == 2:
+                outcome = self.outcome(transfers.pop(0))
+                if outcome is None or not outcome["ok"]:
+                    return {"succeeded": succeeded, "error": outcome and outcome["error"]}
+                succeeded += 1
+
+    def watch(self, seconds):
+        """Whether a byte changes while we go on polling."""
+        before = self.buffer.copy()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.poll()
+        return int(np.count_nonzero(before != self.buffer))
+
+    def listening(self):
+        """Local addresses, as in ``/proc/net/tcp``, where this process listens."""
+        sockets = {
+            os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and _is_open(fd)
+        }
+        rows = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()
+        ]
+        return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+
+    def hold_unread_bytes(self):
+        """Own a connection whose other end sent something and is closed, and never read it."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.unread = socket.create_connection(server.getsockname())
+            with server.accept()[0] as connection:
+                connection.send(b"never read")
+        assert orphaned_bytes()
+
     def fence(self, peer):
         return self.agent.fence(peer).name
 
     def leaks(self):
         agent = self.agent
-        return [len(agent._transfers), len(agent._peers), len(agent._leaving)]
+        return [len(agent._queue), len(agent._peers), len(agent._leaving)]
 
     def break_connections(self):
         """Shut down every TCP connection of this process, as a network that fails does."""
-        import socket
-
         for name in os.listdir("/proc/self/fd"):
             try:
                 if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -110,6 +154,10 @@ class AgentChild:
         self.agent.deregister(self.registration)
         self.agent.close()
         self.agent.close()
+
+
+def _is_open(fd):
+    return Path(f"/proc/self/fd/{fd}").is_symlink()
 
 
 def _pattern(seed, nbytes):

@@ -1,10 +1,13 @@
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,19 @@ class AgentProcess:
             text=True,
         )
         self.nbytes = nbytes
-        described = self._read(30)
-        self.descriptor: str = described["descriptor"]
-        self.address: int = described["address"]
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """Waits until it is up: start several before asking the first."""
+        return self._read(30)
+
+    @property
+    def descriptor(self) -> str:
+        return self.described["descriptor"]
+
+    @property
+    def address(self) -> int:
+        return self.described["address"]
 
     def _read(self, seconds: float) -> Any:
         with selectors.DefaultSelector() as selector:
@@ -38,6 +51,7 @@ class AgentProcess:
         return json.loads(line)
 
     def tell(self, command: str, **arguments: Any) -> None:
+        assert self.described
         self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
         self.process.stdin.flush()
 
@@ -50,6 +64,15 @@ class AgentProcess:
 
     def write(self, target: "AgentProcess", peer: int, **how: Any) -> int:
         return self.ask("write", peer=peer, address=target.address, nbytes=target.nbytes, **how)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def until(self, command: str, expected: Any, *, seconds: float = 5, **arguments: Any) -> None:
+        deadline = time.monotonic() + seconds
+        while (answer := self.ask(command, **arguments)) != expected:
+            assert time.monotonic() < deadline, f"{command} still says {answer!r} after {seconds:g} s"
+            time.sleep(0.01)
 
     def kill(self) -> None:
         self.process.kill()
@@ -82,3 +105,12 @@ def start(transports) -> Iterator[Callable[..., AgentProcess]]:
             return process
 
         yield starter
+
+
+@pytest.fixture
+def pair(start) -> tuple[AgentProcess, AgentProcess]:
+    """A writer and a target of 64 MiB that know each other; ``peer`` is what each calls the other."""
+    writer, target = start("writer", 64 << 20), start("target", 64 << 20)
+    writer.peer = writer.ask("connect", descriptor=target.descriptor)
+    target.peer = target.ask("connect", descriptor=writer.descriptor)
+    return writer, target

@@ -11,13 +11,16 @@ from typing import Any
 
 from kvferry.bench.processes import Child
 
-ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "1"))
 """Rounds of each scenario: `make faults` runs 20."""
 
 TRANSFER_SECONDS = 1.5
 ADMISSION_SECONDS = 2.0
 BLOCKS = 4096
 BLOCK_BYTES = 64 << 10
+LOST = ("PeerLostError", "TransferTimeoutError")
+"""What a survivor may report."""
+
 CONFIG = {
     "backend": "NIXL",
     "transceiver_runtime": "PYTHON",
@@ -99,14 +102,22 @@ def hand_over(cast: Cast, context: Child, generation: Child, *, blocks: int = 64
     return request
 
 
-def wait_for_partial(worker: Child, request: int, *, where: str) -> bool:
-    """Wait until some but not all bytes of a request are complete; False if it ended without being seen so."""
+def survives(cast: Cast, survivor: Child, context: Child, generation: Child, *, free_before: int) -> None:
+    """One of the two, which lost a peer, keeps serving; its ledger drains, and no block is missing."""
+    until(lambda: is_drained(survivor), seconds=10, what="an empty ledger")
+    generation.ask("free", request=hand_over(cast, context, generation))
+    until(lambda: is_drained(survivor), seconds=5, what="an empty ledger")
+    assert survivor.ask("statistics")["free"] == free_before
+
+
+def wait_for_partial(context: Child, request: int) -> bool:
+    """Wait until some but not all pieces of a request are complete; False if it ended without being seen so."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        sessions = {session["request_id"]: session for session in worker.ask("status")[where]}
+        sessions = {session["request_id"]: session for session in context.ask("status")["sends"]}
         session = sessions.get(request)
         if session is None:
             return False
         if 0 < session["bytes_done"] < session["bytes_expected"]:
             return True
-    raise AssertionError(f"request {request} never began: {worker.ask('status')}")
+    raise AssertionError(f"request {request} never began: {context.ask('status')}")

@@ -3,30 +3,16 @@ import time
 import pytest
 from faults.harness import (
     ADMISSION_SECONDS,
+    LOST,
     ROUNDS,
     TRANSFER_SECONDS,
     Cast,
     end_of,
-    hand_over,
-    is_drained,
     kill,
     prepare,
-    until,
+    survives,
     wait_for_partial,
 )
-
-from kvferry.bench.processes import Child
-
-LOST = ("PeerLostError", "TransferTimeoutError")
-
-
-def survives(cast: Cast, generation: Child, healthy: Child, free_before: int) -> None:
-    """The generation worker keeps serving, its ledger drains, and no block is missing."""
-    until(lambda: is_drained(generation), seconds=10, what="an empty ledger")
-    served = hand_over(cast, healthy, generation)
-    generation.ask("free", request=served)
-    until(lambda: is_drained(generation), seconds=5, what="an empty ledger")
-    assert generation.ask("statistics")["free"] == free_before
 
 
 @pytest.mark.timeout(1800)
@@ -41,7 +27,7 @@ def test_a_generation_worker_survives_its_context_workers_death(cast: Cast, mome
         generation.ask("receive", request=request, **params)
         if moment != "before":
             context.ask("respond", request=request)
-        if moment == "during" and not wait_for_partial(generation, request, where="receives"):
+        if moment == "during" and not wait_for_partial(context, request):
             end_of(generation, request, seconds=5)
             generation.ask("free", request=request)
             kill(context)
@@ -58,7 +44,7 @@ def test_a_generation_worker_survives_its_context_workers_death(cast: Cast, mome
         else:
             assert generation.ask("wrong_blocks", request=request, seed=request)["wrong"] == 0
         generation.ask("free", request=request)
-        survives(cast, generation, healthy, free_before)
+        survives(cast, generation, healthy, generation, free_before=free_before)
         counted += 1
         if counted == ROUNDS:
             break

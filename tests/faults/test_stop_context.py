@@ -36,7 +36,7 @@ def test_no_byte_of_a_later_request_changes_when_a_stopped_writer(cast: Cast, fa
         request, params = prepare(cast, context, generation)
         generation.ask("receive", request=request, **params)
         context.ask("respond", request=request)
-        partial = wait_for_partial(generation, request, where="receives")
+        partial = wait_for_partial(context, request)
         context.signal(signal.SIGSTOP)
         outcome = end_of(generation, request, seconds=TRANSFER_SECONDS + 1)
         generation.ask("free", request=request)

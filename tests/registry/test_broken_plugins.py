@@ -5,7 +5,7 @@ import pytest
 
 from kvferry.registry.load import load_registry
 from kvferry.registry.records import State
-from kvferry.registry.toggles import Layer, Toggles
+from kvferry.registry.toggles import Layer, Toggles, flag_layers
 from kvferry_plugins.errors import ConfigError, PluginLoadError
 
 BROKEN = {
@@ -144,3 +144,13 @@ def test_a_stranger_that_imports_torch_is_named_in_a_warning(install):
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert "plugin 'imports_torch' (imports-torch 0.1) imports torch when it is imported" in told
+
+
+def test_what_a_plugin_prints_at_import_stays_out_of_standard_output(tmp_path, monkeypatch, capsys):
+    (tmp_path / "chatty_plugin.py").write_text("print('hello from acme')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    load_registry(toggles=Toggles(flag_layers(["module:chatty_plugin"])))
+
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "hello from acme\n")

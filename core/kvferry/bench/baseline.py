@@ -1,7 +1,5 @@
 """The raw transport, as its backend's own module runs it, and a raw ZeroMQ round trip."""
 
-import signal
-import threading
 import time
 from types import TracebackType
 from typing import Self
@@ -40,4 +38,36 @@ class RawBaseline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._child.close()
+
+
+class Echo:
+    """Another process that sends a small message back over ZeroMQ and loopback."""
+
+    def __init__(self, nbytes: int = 128) -> None:
+        import zmq
+
+        self._child = Child("kvferry.bench.echo", name="ZeroMQ echo")
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.REQ)
+        self._socket.linger = 0
+        self._socket.rcvtimeo = self._socket.sndtimeo = 10_000
+        self._socket.connect(self._child.answer()["endpoint"])
+        self._message = bytes(nbytes)
+        self.round_trip()
+
+    def round_trip(self) -> float:
+        """Seconds of one message there and back."""
+        begun = time.monotonic()
+        self._socket.send(self._message)
+        self._socket.recv()
+        return time.monotonic() - begun
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.destroy(linger=0)
         self._child.close()

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import numpy as np
@@ -183,6 +183,12 @@ class PeerProcess:
         ]
         return {"at": now, "events": events}
 
+    def wait_and_compare(self, request: int, seed: int) -> dict[str, Any]:
+        """Wait for one outcome and compare the request's blocks at once, with nothing in between."""
+        status = self.transceiver.check_gen_transfer_status(1)
+        wrong = patterns.wrong_blocks(self.pool, self.manager.block_table(request)[0], seed)
+        return {"completed": list(status.completed), "wrong": len(wrong)}
+
     def cancel(self, request: int) -> dict[str, Any]:
         """Cancel a request."""
         return {"free_now": self.transceiver.cancel_request(self.requests[request])}
@@ -216,21 +222,30 @@ class PeerProcess:
 
 def main() -> None:
     """Answer commands until the input ends."""
+    answers = _take_stdout()
     peer = PeerProcess(json.loads(sys.argv[1]))
-    _say({"ready": True, "pid": os.getpid()})
+    _say(answers, {"ready": True, "pid": os.getpid()})
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            _say(getattr(peer, command.pop("command"))(**command))
+            answer = getattr(peer, command.pop("command"))(**command)
         except Exception as error:
             traceback.print_exc()
-            _say({"error": f"{type(error).__name__}: {error}"})
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        _say(answers, answer)
     peer.shutdown()
 
 
-def _say(answer: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+def _take_stdout() -> TextIO:
+    """Keep stdout for answers alone: what a native library prints there goes to stderr from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: TextIO, answer: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

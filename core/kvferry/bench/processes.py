@@ -1,5 +1,6 @@
 """A child process that is driven by lines of JSON: one command in, one answer out, each within a deadline."""
 
+import contextlib
 import json
 import selectors
 import signal
@@ -90,9 +91,10 @@ class Child:
 
     def close(self) -> None:
         """End the child: by closing its input, by SIGKILL if that does not help."""
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
+        if self.process.poll() is None:
             try:
                 self.process.wait(15)
             except subprocess.TimeoutExpired:

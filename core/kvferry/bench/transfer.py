@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry.bench.baseline import RawBaseline, zeromq_round_trips
+from kvferry.bench.baseline import Echo, RawBaseline
 from kvferry.bench.processes import Child, ChildError
+from kvferry.registry.load import load_registry
+from kvferry.registry.toggles import Toggles
+from kvferry_plugins.errors import ConfigError
 
 Progress = Callable[[str], None]
 
@@ -60,11 +63,11 @@ class Measurement:
 
     plan: Plan
     raw: dict[str, Series]
-    in_order: Series
-    shuffled: Series
-    one_block_raw: Series
-    one_block_ours: Series
-    round_trip: Series
+    raw_one_block: dict[str, Series]
+    in_order: Series = field(default_factory=Series)
+    shuffled: Series = field(default_factory=Series)
+    one_block_ours: Series = field(default_factory=Series)
+    round_trip: Series = field(default_factory=Series)
 
     @property
     def best_raw(self) -> str:
@@ -74,6 +77,11 @@ class Measurement:
     def ratio(self, series: Series) -> float:
         """Throughput of a series ÷ that of the best raw way."""
         return self.raw[self.best_raw].median / series.median
+
+    @property
+    def one_block_raw(self) -> Series:
+        """Raw writes of one block, by the way that was faster."""
+        return min(self.raw_one_block.values(), key=lambda series: series.median)
 
     @property
     def one_block_ratio(self) -> float:
@@ -169,15 +177,15 @@ def _completed(answer: Any, child: Child) -> float:
 
 
 @contextmanager
-def running_pair(plan: Plan) -> Iterator[Pair]:
-    """Start the two workers."""
+def workers(plan: Plan) -> Iterator[tuple[Child, Child]]:
+    """Start a context and a generation worker."""
     config = {
         "backend": plan.backend,
         "transceiver_runtime": plan.runtime,
         "kv_transfer_poll_interval_ms": 30_000,
     }
     with _worker("context", plan, config) as context, _worker("generation", plan, config) as generation:
-        yield Pair(plan, context, generation)
+        yield context, generation
 
 
 @contextmanager
@@ -186,6 +194,16 @@ def _worker(role: str, plan: Plan, config: dict[str, Any]) -> Iterator[Child]:
     with Child("kvferry.bench.peer", [json.dumps(options)], name=f"{role} worker") as worker:
         worker.answer(timeout=120)
         yield worker
+
+
+def baseline_of(backend: str) -> str:
+    """The module that runs a backend raw. Raises ConfigError for a backend that is unknown, or declares none."""
+    declared = {answer.value.name: answer.value for answer in load_registry(toggles=Toggles()).transfer_backends()}
+    if backend not in declared:
+        raise ConfigError(f"no plugin declares backend {backend!r}; there are {', '.join(sorted(declared))}")
+    if not declared[backend].baseline:
+        raise ConfigError(f"backend {backend} declares no raw baseline, so there is nothing to compare with")
+    return declared[backend].baseline
 
 
 def measure(plan: Plan, baseline: str, progress: Progress) -> Measurement:
@@ -200,14 +218,14 @@ def measure(plan: Plan, baseline: str, progress: Progress) -> Measurement:
         ChildError: a process failed; a hand-off failed or arrived wrong.
     """
     progress("starting workers and the raw transport")
-    with running_pair(plan) as pair, RawBaseline(baseline, plan.nbytes, plan.block_bytes) as raw:
-        found = Measurement(plan, {way: Series() for way in raw.ways}, *(Series() for _ in range(5)))
+    with workers(plan) as children, RawBaseline(baseline, plan.nbytes, plan.block_bytes) as raw, Echo() as echo:
+        pair = Pair(plan, *children)
+        found = Measurement(plan, {way: Series() for way in raw.ways}, {way: Series() for way in raw.ways})
         for number in range(plan.rounds + 1):
             progress(f"round {number} of {plan.rounds}" if number else "warming up")
             _round(pair, raw, found, plan, counts=number > 0)
         progress("one block")
-        _one_block(pair, raw, found, rounds=max(50, plan.rounds))
-    found.round_trip.seconds = zeromq_round_trips(200)
+        _one_block(pair, raw, echo, found, rounds=max(50, plan.rounds))
     return found
 
 
@@ -225,10 +243,12 @@ def _round(pair: Pair, raw: RawBaseline, found: Measurement, plan: Plan, *, coun
     pair.permute(None)
 
 
-def _one_block(pair: Pair, raw: RawBaseline, found: Measurement, *, rounds: int) -> None:
+def _one_block(pair: Pair, raw: RawBaseline, echo: Echo, found: Measurement, *, rounds: int) -> None:
     pair.hand_off(1)
     for _ in range(rounds):
-        found.one_block_raw.seconds.append(min(raw.write_one_block(way) for way in raw.ways))
+        for way in raw.ways:
+            found.raw_one_block[way].seconds.append(raw.write_one_block(way))
+        found.round_trip.seconds.append(echo.round_trip())
         seconds, parts = pair.hand_off(1)
         found.one_block_ours.seconds.append(seconds)
         found.one_block_ours.parts.append(parts)

@@ -11,6 +11,9 @@ from kvferry_plugins.errors import CacheFullError
 from kvferry_plugins.kv_cache import CacheStatistics
 from kvferry_plugins.layout import BlockIds
 
+_ONE = np.int32(1)
+"""Of the counters' dtype: with a Python 1, ``ufunc.at`` takes a path that is thirty times slower."""
+
 
 class BlockPool:
     """Reference counts, prefix reuse and least-recently-used eviction over one pool's ids. Not thread-safe.
@@ -95,7 +98,7 @@ class BlockPool:
         idle = table[self._references[table] + self._holds[table] == 0]
         if len(idle):
             raise ValueError(f"blocks {idle.tolist()} are not in use; only what a request or a hold has can be held")
-        np.add.at(self._holds, table, 1)
+        np.add.at(self._holds, table, _ONE)
 
     def release(self, table: BlockIds) -> None:
         """Undo one ``hold``.
@@ -104,11 +107,11 @@ class BlockPool:
             ValueError: an id is out of range, or was not held so often.
         """
         self._require_known(table)
-        ids, times = np.unique(table, return_counts=True)
-        unheld = ids[self._holds[ids] < times]
+        np.subtract.at(self._holds, table, _ONE)
+        unheld = table[self._holds[table] < 0]
         if len(unheld):
+            np.add.at(self._holds, table, _ONE)
             raise ValueError(f"blocks {unheld.tolist()} are not held; each release undoes exactly one hold")
-        np.subtract.at(self._holds, table, 1)
         self._settle(table)
 
     def _require(self, needed: int, pinned: int = 0) -> None:
@@ -145,7 +148,10 @@ class BlockPool:
 
     def _settle(self, table: BlockIds) -> None:
         """Blocks that nobody has any more turn cached if they are known, else free."""
-        idle = np.unique(table[self._references[table] + self._holds[table] == 0])
+        idle = table[self._references[table] + self._holds[table] == 0]
+        if not len(idle):
+            return
+        idle = np.unique(idle)
         if not len(self._index):
             self._allocator.put(idle)
             return

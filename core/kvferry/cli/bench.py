@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvferry.bench.transfer import Measurement
 
 
-class ByteSize(click.ParamType):
+class ByteSize(click.ParamType[int]):
     """``4096``, ``64KiB``, ``256MiB``, ``1GiB``."""
 
     name = "size"
@@ -23,7 +23,7 @@ class ByteSize(click.ParamType):
             number = value.removesuffix(unit)
             if value.endswith(unit) and number.isdigit() and int(number) > 0:
                 return int(number) * factor
-        self.fail(f"{value!r} is no size; write 4096, 64KiB, 256MiB or 1GiB", param, ctx)
+        return self.fail(f"{value!r} is no size; write 4096, 64KiB, 256MiB or 1GiB", param, ctx)
 
 
 @click.group()
@@ -61,6 +61,46 @@ def transfer(
         _print_tables(measurements)
 
 
+@bench.command()
+@report_errors
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True)
+@click.option("--backend", default="NIXL", show_default=True)
+@click.option("--runtime", default="PYTHON", show_default=True)
+@json_option
+def idle(seconds: float, backend: str, runtime: str, as_json: bool) -> None:
+    """CPU share of two connected workers that have nothing to do."""
+    from kvferry.bench.idle import measure
+
+    _say(f"two connected workers, idle for {seconds:g} s", as_json=as_json)
+    shares = measure(backend, runtime, seconds)
+    if as_json:
+        print_json(envelope(ok=True, share_of_a_core=shares))
+    else:
+        for role, share in shares.items():
+            click.echo(f"{role} worker: {share:.2%} of a core")
+
+
+@bench.command()
+@report_errors
+@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Rounds that count.")
+@json_option
+def startup(rounds: int, as_json: bool) -> None:
+    """Wall time of the verbs that must be light, against importing pydantic and pluggy."""
+    from dataclasses import asdict
+
+    from kvferry.bench.startup import measure
+
+    verbs = {"--help": ["--help"], "plugins list": ["plugins", "list"], "explain": ["explain"]}
+    baseline, found = measure(verbs, rounds)
+    if as_json:
+        print_json(envelope(ok=True, baseline_seconds=baseline, verbs=[asdict(verb) for verb in found]))
+        return
+    click.echo(f"import pydantic, pluggy: {baseline * 1e3:.0f} ms")
+    for verb in found:
+        heavy = f"; imports {', '.join(verb.heavy)}" if verb.heavy else ""
+        click.echo(f"kvferry {verb.verb}: {verb.median_seconds * 1e3:.0f} ms = {verb.ratio:.2f} ×{heavy}")
+
+
 def _whole_blocks(nbytes: int, blocks: int) -> int:
     """Round down to what whole blocks of the bench's geometry hold."""
     from kvferry_plugins.errors import ConfigError
@@ -89,7 +129,11 @@ def _print_tables(measurements: "list[Measurement]") -> None:
     console.print(table)
     parts = Table("hand-off", "control", "planning", "posting", "wire", title="where the time goes, median ms")
     for found in measurements:
-        for name, series in (("in order", found.in_order), ("shuffled", found.shuffled), ("one block", found.one_block_ours)):
+        for name, series in (
+            ("in order", found.in_order),
+            ("shuffled", found.shuffled),
+            ("one block", found.one_block_ours),
+        ):
             figures = (f"{series.median_part(part) * 1e3:.3f}" for part in ("control", "planning", "posting", "wire"))
             parts.add_row(f"{name}, {found.plan.blocks if name != 'one block' else 1} blocks", *figures)
     console.print(parts)

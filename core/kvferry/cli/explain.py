@@ -34,17 +34,26 @@ NOTHING_RESOLVED: Final[Mapping[str, object]] = {
     metavar="NAME",
     help="What the loader runs the checkpoint with, where that is not what the checkpoint names.",
 )
+@click.option("--worker", metavar="ADDRESS", help="Ask a running worker for its own plan and state.")
 @json_option
 @quick
 @report_errors(fields=NOTHING_RESOLVED)
 @plugin_options
 def explain(
-    config: Path | None, toggles: "Toggles", model: Path | None, execution_architecture: str | None, as_json: bool
+    config: Path | None,
+    toggles: "Toggles",
+    model: Path | None,
+    execution_architecture: str | None,
+    worker: str | None,
+    as_json: bool,
 ) -> None:
     """Say which manager and transceiver a configuration gets, and why.
 
     Builds nothing, and answers alike on any machine: what is not installed here is a warning.
     """
+    if worker is not None:
+        _explain_worker(worker, as_json=as_json)
+        return
     from kvferry.checkpoint import load_model_spec
     from kvferry.config import load_engine_args, parse_engine_args
     from kvferry.dispatcher import missing_libraries, resolve
@@ -73,6 +82,22 @@ def explain(
 
     print_plan(plan, model=str(model) if model else None)
     print_warnings(warnings)
+
+
+def _explain_worker(address: str, *, as_json: bool) -> None:
+    """Show the plan that a running worker was built from, and how it is."""
+    from kvferry.cli.running_worker import ask_status, plan_of, print_state
+
+    status = ask_status(address)
+    plan = status.pop("plan")
+    if as_json:
+        print_json({**envelope(ok=True, warnings=plan["warnings"]), **plan, "worker": status})
+        return
+    from kvferry.cli.plan_tables import print_plan
+
+    print_plan(plan_of({"plan": plan}), model=status["model"])
+    print_state(status)
+    print_warnings(plan["warnings"])
 
 
 def plain_plan(plan: "Plan", *, model: object, missing: frozenset[str] = frozenset()) -> dict[str, object]:

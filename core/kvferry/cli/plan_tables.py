@@ -18,8 +18,10 @@ SECTIONS = ("kv_cache_config", "cache_transceiver_config")
 HEADINGS = ("setting", "value", "who decided", "why", "what lost")
 GAP = 2
 """Spaces between columns."""
-NARROW = 100
+NARROW = 110
 """Columns below which a table of five would fold every word."""
+WIDEST = 24
+"""Characters of each of the first three columns, at most."""
 
 _DECIDERS = {
     "default": "default",
@@ -40,7 +42,7 @@ def print_plan(plan: "Plan", *, model: str | None) -> None:
     width = max(shutil.get_terminal_size().columns, 40)
     rows = [_cells(decision) for decision in plan.decisions]
     paragraphs = (
-        _headline(plan, model),
+        [part for line in _headline(plan, model) for part in _folded(line, width, indent=" " * 13)],
         _blocks(rows, width) if width < NARROW else _table(rows, width),
         *(_summary(section, plan.effective[section], width) for section in SECTIONS),
     )
@@ -73,7 +75,7 @@ def _headline(plan: "Plan", model: str | None) -> Iterator[str]:
 
 def _table(rows: Sequence[Row], width: int) -> Iterator[str]:
     """Yield the lines of five columns; the first three are as wide as their contents, within bounds."""
-    narrow = [min(max(len(row[column]) for row in (HEADINGS, *rows)), NARROW // 4) for column in range(3)]
+    narrow = [min(max(len(row[column]) for row in (HEADINGS, *rows)), WIDEST) for column in range(3)]
     rest = width - sum(narrow) - GAP * 4
     widths = (*narrow, rest * 4 // 9, rest - rest * 4 // 9)
     for row in (HEADINGS, *rows):

@@ -73,8 +73,6 @@ def _rule(detail: ErrorDetails) -> str:
         return "should be a section (a mapping of keys to values)"
     if kind == "tuple_type":
         return "should be a list"
-    if kind == "too_short":
-        return "should hold at least one value (null = as the checkpoint says)"
     if kind == "value_error" and "error" in context:
         return str(context["error"])
     rule = detail["msg"].replace("Input should", "should").replace("String should", "should")

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -42,6 +43,12 @@ def _refuse_numbers(value: Any) -> Any:
     return value
 
 
+def _refuse_nothing(value: tuple[int, ...]) -> tuple[int, ...]:
+    if not value:
+        raise ValueError("should hold at least one value (null = as the checkpoint says)")
+    return value
+
+
 class Section(BaseModel):
     """A mapping in the YAML whose keys are all known."""
 
@@ -57,7 +64,7 @@ class KvCacheConfig(Section):
     free_gpu_memory_fraction: float = Field(0.9, ge=0, le=1)
     enable_block_reuse: bool = True
     dtype: DType = "auto"
-    max_attention_window: Annotated[tuple[Positive, ...], Strict(False), Field(min_length=1)] | None = None
+    max_attention_window: Annotated[tuple[Positive, ...], Strict(False), AfterValidator(_refuse_nothing)] | None = None
     """Sliding windows in tokens, repeated over the layers; null = as the checkpoint says."""
     use_kv_cache_manager_v2: Annotated[Literal[True, False, "auto"], BeforeValidator(_refuse_numbers)] = "auto"
     host_cache_size: Annotated[int, Field(ge=0)] | None = None

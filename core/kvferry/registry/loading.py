@@ -1,5 +1,6 @@
 """Imports one plugin and registers it; whatever it does instead becomes a record, never an end."""
 
+import contextlib
 import importlib
 import sys
 import time
@@ -27,7 +28,9 @@ def load_plugin(manager: pluggy.PluginManager, record: PluginRecord, plugin: obj
     started = time.perf_counter()
     if plugin is None:
         try:
-            plugin = import_object(record.entry_point)
+            # What a plugin prints must not end up in the middle of a verb's JSON.
+            with contextlib.redirect_stdout(sys.stderr):
+                plugin = import_object(record.entry_point)
         except BaseException as error:
             return Loaded(_failed(record, "import", error, time.perf_counter() - started))
     seconds = time.perf_counter() - started

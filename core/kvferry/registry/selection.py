@@ -35,6 +35,8 @@ def select(entries: Iterable[Entry], toggles: Toggles, *, is_importable: Callabl
     """Apply the toggles, lowest layer first."""
     selector = _Selector(entries, is_importable)
     for layer in toggles.layers:
+        selector.inject(layer)
+    for layer in toggles.layers:
         selector.apply(layer)
     return selector.selection()
 
@@ -66,11 +68,18 @@ class _Selector:
         self._enabled: dict[str, bool] = {}
         self._decided_by: dict[str, str] = {}
         self._asked_by_flag: set[str] = set()
+        self._injected: dict[str, list[str]] = {}
         self._required: dict[str, Required] = {}
         self._prefer: dict[str, str] = {}
         self._prefer_by: dict[str, str] = {}
         self._warnings: list[str] = []
         self._errors: list[ConfigError] = []
+
+    def inject(self, layer: Layer) -> None:
+        """Make known what only a flag brings: lower layers may require or prefer it."""
+        for name in layer.enable if layer.is_flag else ():
+            if name.startswith("module:") or not self._find(name):
+                self._inject(name)
 
     def apply(self, layer: Layer) -> None:
         if layer.external_only is not None:
@@ -147,6 +156,11 @@ class _Selector:
         return sorted(entry.name for entry in self._entries.values() if entry.contested and entry.plain_name == name)
 
     def _inject(self, flag: str) -> list[str]:
+        if flag not in self._injected:
+            self._injected[flag] = self._new_entry(flag)
+        return self._injected[flag]
+
+    def _new_entry(self, flag: str) -> list[str]:
         module = flag.removeprefix("module:").strip()
         if not self._is_importable(module):
             return []

@@ -13,11 +13,17 @@ def survey(discovery: Discovery, toggles: Toggles) -> Selection:
 
 
 def is_importable(module: str) -> bool:
-    """Tell whether a dotted module can be found; parents of a submodule are imported for it."""
+    """Tell whether a dotted module can be found; parents of a submodule are imported for it.
+
+    A parent that exists and breaks counts as found: the import will report how it breaks.
+    """
+    if module.startswith("."):
+        return False
     try:
         return find_spec(module) is not None
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        # A parent that exists and breaks is for the import to report.
-        return "." in module and is_importable(module.partition(".")[0])
+    except ModuleNotFoundError as error:
+        return not f"{module}.".startswith(f"{error.name}.")
+    except ValueError:
+        return False
+    except (Exception, SystemExit):
+        return True

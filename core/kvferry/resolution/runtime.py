@@ -73,9 +73,15 @@ def _untouched(args: EngineArgs) -> Decision:
     section = args.cache_transceiver_config
     configured = section.transceiver_runtime if section else "auto"
     written = section is not None and "transceiver_runtime" in section.model_fields_set
-    source, by = ("user", args.origin) if written else ("default", None)
-    asked = _unasked("the transceiver is off")
-    return Decision(RUNTIME, configured, configured, source, by, "the transceiver is off", asked)  # type: ignore[arg-type]
+    return Decision(
+        RUNTIME,
+        requested=configured,
+        value=configured,
+        source="user" if written else "default",
+        by=args.origin if written else None,
+        reason="the transceiver is off",
+        candidates=_unasked("the transceiver is off"),
+    )
 
 
 def _unasked(why: str) -> tuple[Candidate, ...]:

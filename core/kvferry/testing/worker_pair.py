@@ -96,14 +96,15 @@ def worker_pair(
 
     Args:
         context_agent: the writer; a faultless ``ScriptedAgent`` if not given.
-        generation_agent: the target.
+        generation_agent: the target; where one agent alone is given, the other joins its hub.
         config: ``cache_transceiver_config`` over ``SHORT_CLOCKS``.
         generation_config: what differs on the generation side.
         geometry: the model's KV shape.
         tokens_per_block: of both managers.
         max_tokens: capacity of each manager.
     """
-    hub = ScriptedHub()
+    given = (agent for agent in (context_agent, generation_agent) if isinstance(agent, ScriptedAgent))
+    hub = next((agent.hub for agent in given), None) or ScriptedHub()
     agents = (
         context_agent or ScriptedAgent("context", hub=hub),
         generation_agent or ScriptedAgent("generation", hub=hub),

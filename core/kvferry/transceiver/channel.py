@@ -5,9 +5,9 @@ thread owns everything here.
 """
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import zmq
 from zmq.auth.base import Authenticator
@@ -21,6 +21,8 @@ from kvferry_plugins.types import Peer
 QUEUED_MESSAGES = 10_000
 HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
+GOODBYE_MS = 250
+"""How long a closed socket may still deliver its last words: a refusal, or the end of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,21 @@ class Broken:
     reason: str
 
 
+_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z.*_-]+):(\*|[0-9]{1,5})")
+"""Deliberately less than ZeroMQ takes: ``tcp://127.0.0.1:0;10.0.0.5:5555`` would connect to the second address."""
+
+
+def host_of(endpoint: str) -> str | None:
+    """The host of ``tcp://HOST:PORT``, without brackets; None if it is no such endpoint."""
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None or (match[2] != "*" and int(match[2]) > 65_535):  # ZeroMQ would take the port modulo 65,536
+        return None
+    return match[1].strip("[]")
+
+
 def is_loopback(endpoint: str) -> bool:
     """Whether an endpoint names this machine by a loopback address."""
-    host = urlsplit(endpoint).hostname or ""
+    host = host_of(endpoint) or ""
     if host == "localhost":
         return True
     try:
@@ -93,6 +107,13 @@ class Channel:
             raise
 
     def _open(self, bind: str) -> None:
+        if host_of(bind) is None:
+            raise ConfigError(f"the control socket cannot be bound to {bind!r}: write tcp://HOST:PORT", setting="bind")
+        if host_of(bind) in ("*", "0.0.0.0", "::"):
+            raise ConfigError(
+                f"{bind} is no address that a peer could name: bind to the one under which peers reach this worker",
+                setting="bind",
+            )
         if not self._peers and not is_loopback(bind):
             raise ConfigError(
                 f"{bind} is beyond loopback, and no `peers` are configured: list them with their keys, "
@@ -130,7 +151,7 @@ class Channel:
 
     def require_trusted(self, endpoint: str) -> None:
         """Refuse an endpoint that is no configured peer, before any connection. Raises TransferError."""
-        if endpoint in self._peers or (endpoint.startswith("tcp://") and is_loopback(endpoint)):
+        if endpoint in self._peers or is_loopback(endpoint):
             return
         raise TransferError(
             f"{endpoint!r} is none of the configured peers: add it, with its key, to `peers`",
@@ -149,7 +170,8 @@ class Channel:
                 dealer.connect(endpoint)
             except zmq.ZMQError as error:
                 dealer.disable_monitor()
-                dealer.close()
+                monitor.close(linger=0)
+                dealer.close(linger=0)
                 raise TransferError(f"{endpoint!r} is no endpoint: {error}", field="ctx_info_endpoint") from error
             self._dealers[endpoint], self._monitors[endpoint] = dealer, monitor
             self.poller.register(dealer, zmq.POLLIN)
@@ -164,7 +186,8 @@ class Channel:
             self.poller.unregister(monitor)
             self.poller.unregister(dealer)
             dealer.disable_monitor()
-            dealer.close()
+            monitor.close(linger=0)
+            dealer.close(linger=GOODBYE_MS)
 
     def send(self, address: Address, body: bytes) -> bool:
         """Queue one frame. False: there is no such connection any more, or its queue is full."""
@@ -179,13 +202,19 @@ class Channel:
             return False
         return True
 
-    def receive(self) -> Iterator[Frame | Broken]:
-        """Yield all that has come, without waiting."""
-        while self._guard.zap_socket.poll(0):
-            self._guard.answer()
-        yield from self._receive_router()
-        for endpoint in list(self._dealers):
-            yield from self._receive_dealer(endpoint)
+    def receive(self, ready: Container[object]) -> Iterator[Frame | Broken]:
+        """Yield all that has come to the sockets that are ready, as the poller said, without waiting."""
+        if self._guard.zap_socket in ready:
+            while self._guard.zap_socket.poll(0):
+                self._guard.answer()
+        if self._router in ready:
+            yield from self._receive_router()
+        for endpoint, dealer in list(self._dealers.items()):
+            if dealer in ready:
+                yield from self._receive_dealer(endpoint)
+            monitor = self._monitors.get(endpoint)
+            if monitor is not None and monitor in ready:
+                yield from self._receive_monitor(endpoint)
 
     def _receive_router(self) -> Iterator[Frame]:
         while True:
@@ -195,22 +224,27 @@ class Channel:
                 return
             yield Frame(Address(routing_id=parts[0]), parts[1] if len(parts) == 2 else b"")
 
-    def _receive_dealer(self, endpoint: str) -> Iterator[Frame | Broken]:
-        address, dealer, monitor = Address(endpoint=endpoint), self._dealers[endpoint], self._monitors[endpoint]
+    def _receive_dealer(self, endpoint: str) -> Iterator[Frame]:
+        address, dealer = Address(endpoint=endpoint), self._dealers[endpoint]
         while endpoint in self._dealers:
             try:
                 yield Frame(address, b"".join(dealer.recv_multipart(zmq.DONTWAIT)))
             except zmq.Again:
-                break
-        while endpoint in self._dealers and monitor.poll(0):
+                return
+
+    def _receive_monitor(self, endpoint: str) -> Iterator[Frame | Broken]:
+        """A connection's end, after what it said before it."""
+        yield from self._receive_dealer(endpoint)
+        address, monitor = Address(endpoint=endpoint), self._monitors.get(endpoint)
+        while monitor is not None and endpoint in self._dealers and monitor.poll(0):
             event = recv_monitor_message(monitor)
             yield Broken(address, _FATAL_EVENTS.get(zmq.Event(event["event"]), "the connection ended"))
 
     def close(self) -> None:
-        """Close every socket; idempotent."""
+        """Close every socket, when the last words are out; idempotent."""
         for endpoint in list(self._dealers):
             self.disconnect(Address(endpoint=endpoint))
-        self._context.destroy(linger=0)
+        self._context.destroy(linger=GOODBYE_MS)
 
 
 class _Guard(Authenticator):
@@ -227,9 +261,8 @@ class _Guard(Authenticator):
         """Handle one request, per ZeroMQ RFC 27."""
         version, sequence, _domain, address, _identity, mechanism, *credentials = self.zap_socket.recv_multipart()
         public = zmq.utils.z85.encode(credentials[0]).decode() if credentials else ""
-        own = public == self._own and is_loopback(
-            f"tcp://[{address.decode()}]" if b":" in address else f"tcp://{address.decode()}"
-        )
+        host = address.decode()
+        own = public == self._own and is_loopback(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0")
         allowed = mechanism == b"CURVE" and (own or public in self._others)
         status = [b"200", b"OK", b"kvferry"] if allowed else [b"400", b"not a configured peer", b""]
         self.zap_socket.send_multipart([version, sequence, *status, b""])

@@ -6,16 +6,17 @@
        any of them ----> FAILED | CANCELLED        (source blocks stay in the ledger while anything is posted)
 """
 
+import copy
 import hmac
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from kvferry.transceiver.channel import Address
 from kvferry.transceiver.delivery import Deliveries
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
-from kvferry.transceiver.sends import Delivery, Send, SendState, Tombstone
-from kvferry.transceiver.shared import Shared
+from kvferry.transceiver.requests_not_live import HeldTable, RequestsNotLive
+from kvferry.transceiver.sends import Delivery, Send, SendState
+from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.tables import TableError, read_tables
 from kvferry.transceiver.wire import Cancel, Cancelled, Done, Failed, Key, Posting, Refuse, Table
 from kvferry_plugins.errors import (
@@ -23,14 +24,13 @@ from kvferry_plugins.errors import (
     PeerLostError,
     TransferCancelledError,
     TransferError,
-    TransferTimeoutError,
 )
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import Completion
-from kvferry_plugins.types import Outcome, Role, TransferEvent
+from kvferry_plugins.types import Role, TransferEvent
 
-TOMBSTONES = 4096
-HELD_TABLES = 1024
+VERDICT_SECONDS = 0.5
+"""From a failed write to its report, unless the target's process is proven gone meanwhile."""
 
 
 class ContextSide:
@@ -40,15 +40,21 @@ class ContextSide:
         self._shared = shared
         self._links = links
         self._sends: dict[int, Send] = {}
-        self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
-        self._held: OrderedDict[int, tuple[Link, Table, float]] = OrderedDict()
-        """TABLEs that came before their request (generation-first), by request."""
+        self._others = RequestsNotLive()
         self._deliveries = Deliveries(shared)
 
     @property
     def busy(self) -> bool:
         """Whether a write is posted."""
         return self._deliveries.in_flight
+
+    @property
+    def eager(self) -> bool:
+        """Whether somebody waits for a posted write, so that it is worth a core; not if its request is over."""
+        return self._deliveries.in_flight and any(
+            send.state is SendState.POSTING and send.delivery is not None and send.delivery.in_flight
+            for send in self._sends.values()
+        )
 
     # --- what the engine asks ------------------------------------------------------------------------------------
 
@@ -57,10 +63,9 @@ class ContextSide:
         if send.request_id in self._sends:
             return
         self._sends[send.request_id] = send
-        held = self._held.pop(send.request_id, None)
+        held = self._others.take_held(send.request_id)
         if held is not None:
-            link, table, _ = held
-            self.on_table(link.address, table)
+            self.on_table(held.link.address, held.table)
 
     def respond(self, request_id: int, computed_tokens: int, tables: tuple[BlockIds, ...], entry: Entry) -> None:
         """The KV of the prompt's first tokens is complete."""
@@ -97,33 +102,32 @@ class ContextSide:
         if (table.key.instance, table.key.incarnation) != (self._shared.instance, self._shared.incarnation):
             self._refuse(address, table, "opaque_state", "it belongs to another life of this context worker")
             return
+        if self._others.is_cancelled(address, table.key):
+            self._refuse(address, table, "attempt", "this attempt was cancelled")
+            return
         send = self._sends.get(table.key.request)
         if send is not None and not send.final:
             self._serve(send, link, table)
-        elif send is None and table.key.request not in self._tombstones and table.may_precede_request:
+        elif send is None and table.may_precede_request and not self._others.is_over(table.key.request):
             self._hold(link, table)
         else:
             self._answer_finished(address, table)
 
     def _hold(self, link: Link, table: Table) -> None:
-        if len(self._held) >= HELD_TABLES:
-            self._refuse(link.address, table, "ctx_request_id", f"{HELD_TABLES} tables wait for their requests already")
-            return
-        self._held[table.key.request] = (link, table, self._shared.now() + self._shared.clocks.admission)
+        deadline = self._shared.now() + self._shared.clocks.admission
+        if not self._others.hold(HeldTable(link, table, deadline)):
+            self._refuse(link.address, table, "ctx_request_id", "too many tables wait for their requests already")
 
     def _answer_finished(self, address: Address, table: Table) -> None:
         """A request that is over, or never was: the same attempt hears its end again, any other is refused."""
-        tombstone = self._tombstones.get(table.key.request)
-        if tombstone is not None and not hmac.compare_digest(tombstone.token, table.token):
-            tombstone = None
-        if tombstone is not None and tombstone.key == table.key and tombstone.answer is not None:
-            self._shared.send(address, tombstone.answer)
-        elif tombstone is not None:
-            self._refuse(
-                address, table, "ctx_request_id", f"the request is {tombstone.state.value}, its blocks are gone"
-            )
-        else:
+        tombstone = self._others.tombstone(table.key.request, table.token)
+        if tombstone is None:
             self._refuse(address, table, "ctx_request_id", "no such request, or it has expired")
+        elif tombstone.key == table.key and tombstone.answer is not None:
+            self._shared.send(address, tombstone.answer)
+        else:
+            reason = f"the request is {tombstone.state.value}, its blocks are gone"
+            self._refuse(address, table, "ctx_request_id", reason)
 
     def _serve(self, send: Send, link: Link, table: Table) -> None:
         if not hmac.compare_digest(send.token, table.token):
@@ -138,6 +142,14 @@ class ContextSide:
         else:
             self._accept(send, link, table)
 
+    def _supersede(self, send: Send, former: Delivery) -> None:
+        """Tell an attempt from which nothing is posted that another took its place; its clocks start again."""
+        reason = "another attempt took its place"
+        self._shared.send(former.link.address, Failed(key=former.key, reason=reason))
+        send.delivery = None
+        if send.state is SendState.POSTING:
+            send.state, send.transfer_end = SendState.WAITING, float("inf")
+
     def _accept(self, send: Send, link: Link, table: Table) -> None:
         assert link.layout is not None
         try:
@@ -145,6 +157,8 @@ class ContextSide:
         except TableError as error:
             self._refuse(link.address, table, error.field, str(error))
             return
+        if send.delivery is not None:
+            self._supersede(send, send.delivery)
         start = table.start_tokens // self._shared.layout.groups[0].tokens_per_block
         send.delivery = Delivery(table.key, link, tables, start, table.nbytes, planned_block=start)
         self._advance(send)
@@ -185,6 +199,7 @@ class ContextSide:
         delivery = send.delivery if send is not None else None
         link = self._links.get(address)
         if send is None or delivery is None or delivery.key != key or not _same_peer(delivery, link):
+            self._others.cancel(address, key)
             self._shared.send(address, Cancelled(key=key))
             return
         assert link is not None
@@ -219,7 +234,13 @@ class ContextSide:
             if self._deliveries.advance(send, delivery):
                 send.state = SendState.DELIVERED
         except TransferError as error:
-            self._settle(send, SendState.FAILED, error)
+            self._write_failed(send, delivery, error)
+        except Exception as error:
+            logger.exception("internal error while sending %s", delivery.key)
+            self._shared.counters["internal_errors"] += 1
+            failure = TransferError(f"{delivery.key} cannot be sent: {error!r}", request_id=send.request_id)
+            failure.__cause__ = error
+            self._settle(send, SendState.FAILED, failure)
 
     def on_completion(self, completion: Completion) -> None:
         """A posted piece ended."""
@@ -234,7 +255,17 @@ class ContextSide:
             self._advance(send)
         else:
             error = TransferError(f"a write of {delivery.key} failed: {completion.error}", request_id=send.request_id)
-            self._settle(send, SendState.FAILED, error)
+            self._write_failed(send, delivery, error)
+
+    def _write_failed(self, send: Send, delivery: Delivery, error: TransferError) -> None:
+        """Post nothing more. A dead target is what makes most writes fail, and its end takes a moment to be proven."""
+        link = delivery.link
+        delivery.stopping, delivery.error = True, delivery.error or error
+        delivery.queue.clear()
+        if self._links.is_gone(link.instance, link.incarnation):
+            self._links.lose(link, PeerLostError(f"{link} is gone: {error}"), gone=True)
+        else:
+            send.transfer_end = min(send.transfer_end, self._shared.now() + VERDICT_SECONDS)
 
     def link_ready(self, link: Link) -> None:
         """Nothing waits for a handshake on this side."""
@@ -252,34 +283,16 @@ class ContextSide:
                 send.delivery, send.last_error = None, error
                 send.state = SendState.WAITING if send.entry is not None else SendState.ADMITTED
             else:
-                self._settle(send, SendState.FAILED, error)
+                self._settle(send, SendState.FAILED, copy.copy(error))
 
     def tick(self) -> None:
         """Let clocks run out."""
         now = self._shared.now()
         for send in list(self._sends.values()):
             if not send.final and now >= send.deadline:
-                self._settle(send, SendState.FAILED, self._timeout(send, now))
-        while self._held and next(iter(self._held.values()))[2] <= now:
-            _, (link, table, _) = self._held.popitem(last=False)
-            self._refuse(link.address, table, "ctx_request_id", "its request did not come in time")
-
-    def _timeout(self, send: Send, now: float) -> KvferryError:
-        if send.last_error is not None and send.delivery is None:
-            return PeerLostError(
-                f"request {send.request_id} was not fetched again within its lease: {send.last_error}",
-                request_id=send.request_id,
-            )
-        what = {
-            SendState.WAITING: "no generation worker asked for it",
-            SendState.POSTING: f"with {send.delivery.done_bytes if send.delivery else 0} bytes written",
-            SendState.DELIVERED: "complete at the generation worker, which did not acknowledge it",
-        }.get(send.state, "the prefill did not end")
-        return TransferTimeoutError(
-            f"request {send.request_id} timed out after {now - send.started:.1f} s in state {send.state.value}: {what}",
-            request_id=send.request_id,
-            state=send.state.value,
-        )
+                self._settle(send, SendState.FAILED, send.timeout(now))
+        for held in self._others.take_expired(now):
+            self._refuse(held.link.address, held.table, "ctx_request_id", "its request did not come in time")
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -297,8 +310,11 @@ class ContextSide:
             if state is SendState.FAILED:
                 failed = Failed(key=delivery.key, reason=str(error)[:4000], posted=posted)
                 self._shared.send(delivery.link.address, failed)
-        self._shared.finish(self._event(send, error))
-        self._bury_if_quiet(send)
+            elif state is SendState.CANCELLED and posted:
+                self._shared.send(delivery.link.address, Cancel(key=delivery.key))
+        event = self._event(send, error)
+        self._bury_if_quiet(send)  # before the engine hears of it: what it frees then is free
+        self._shared.finish(event)
 
     def _bury_if_quiet(self, send: Send) -> None:
         """Release the blocks of a finished send and keep a tombstone, if nothing is posted from them."""
@@ -309,36 +325,27 @@ class ContextSide:
             return
         if send.entry is not None:
             self._shared.ledger.release(send.entry, reason=send.state.value)
-        answer: Done | Failed | Cancelled | None = None
-        if delivery is not None:
-            if send.state is SendState.COMPLETED:
-                answer = self._deliveries.done(send)
-            else:
-                answer = Cancelled(key=delivery.key)
-                if delivery.owes_cancelled:
-                    self._shared.send(delivery.link.address, answer)
+        answer: Done | Cancelled | None = None
+        if delivery is not None and send.state is SendState.COMPLETED:
+            answer = self._deliveries.done(send)
+        elif delivery is not None:
+            answer = Cancelled(key=delivery.key)
+            if delivery.owes_cancelled:
+                self._shared.send(delivery.link.address, answer)
         self._sends.pop(send.request_id, None)
-        self._tombstones[send.request_id] = Tombstone(
-            send.token, delivery.key if delivery is not None else None, answer, send.state
-        )
-        while len(self._tombstones) > TOMBSTONES:
-            self._tombstones.popitem(last=False)
+        self._others.bury(send, answer)
 
     def _event(self, send: Send, error: KvferryError | None) -> TransferEvent:
-        now, delivery = self._shared.now(), send.delivery
-        outcome: Outcome = "completed"
-        if send.state is not SendState.COMPLETED:
-            outcome = "cancelled" if send.state is SendState.CANCELLED else "failed"
-        posted = send.posted if send.posted is not None else now
-        return TransferEvent(
-            request_id=send.request_id,
-            role=Role.CONTEXT,
-            outcome=outcome,
+        delivery = send.delivery
+        return self._shared.event(
+            send.request_id,
+            Role.CONTEXT,
+            send.outcome,
             peer=delivery.link.instance if delivery is not None else "",
             nbytes=delivery.done_bytes if delivery is not None else 0,
-            blocks=sum(len(table) for table in delivery.tables) if delivery and outcome == "completed" else 0,
-            admission_seconds=posted - send.started,
-            transfer_seconds=now - posted,
+            blocks=sum(len(table) for table in delivery.tables) if delivery is not None else 0,
+            started=send.started,
+            posted=send.posted,
             error=error,
         )
 
@@ -349,31 +356,22 @@ class ContextSide:
         """End every send that is not final."""
         for send in list(self._sends.values()):
             if not send.final:
-                self._settle(send, SendState.FAILED, error)
+                self._settle(send, SendState.FAILED, copy.copy(error))
 
     @property
     def unsettled(self) -> bool:
         """Whether anything still needs clocks."""
-        return bool(self._sends or self._held)
+        return bool(self._sends or self._others.held)
 
-    def knows(self, request_id: int) -> bool:
-        """Whether the request is live here."""
-        return request_id in self._sends
+    @property
+    def held_tables(self) -> int:
+        """TABLEs that wait for their requests."""
+        return self._others.held
 
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""
         now = self._shared.now()
-        return [
-            {
-                "request_id": send.request_id,
-                "state": send.state.value,
-                "seconds": round(now - send.started, 3),
-                "bytes_done": delivery.done_bytes if (delivery := send.delivery) else 0,
-                "bytes_expected": delivery.nbytes if delivery else 0,
-                "pieces_in_flight": len(delivery.in_flight) if delivery else 0,
-            }
-            for send in list(self._sends.values())
-        ]
+        return [send.dump(now) for send in list(self._sends.values())]
 
 
 def _same_peer(delivery: Delivery, link: Link | None) -> bool:

@@ -11,6 +11,9 @@ from kvferry.transceiver.wire import ChunkDone, Done
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.transceiver import Completion, TransferId
 
+PROGRESS_SECONDS = 0.05
+"""From one CHUNK_DONE to the next, within a chunk."""
+
 
 class Deliveries:
     """All posted pieces of one context worker."""
@@ -33,7 +36,7 @@ class Deliveries:
         self._plan(send, delivery)
         while delivery.queue and len(delivery.in_flight) < PIECES_IN_FLIGHT:
             self._post(send, delivery)
-        if delivery.queue or delivery.in_flight or delivery.planned_block < self._blocks(send, send.prompt_tokens):
+        if delivery.queue or delivery.in_flight or send.computed_tokens < send.prompt_tokens:
             return False
         if delivery.done_bytes != delivery.nbytes:
             raise TransferError(f"{delivery.done_bytes} bytes were moved for {delivery.key}, not {delivery.nbytes}")
@@ -67,6 +70,7 @@ class Deliveries:
         assert delivery.link.peer is not None
         piece = delivery.queue.popleft()
         transfer = self._shared.agent.submit(delivery.link.peer, piece.src, piece.dst, piece.nbytes)
+        delivery.next_progress = delivery.next_progress or self._shared.now() + PROGRESS_SECONDS
         delivery.in_flight[transfer] = piece.total
         self._posted[transfer] = (send, delivery)
 
@@ -81,9 +85,17 @@ class Deliveries:
         if completion.ok:
             delivery.done_bytes += nbytes
             self._shared.counters["bytes_sent"] += nbytes
-            if delivery.done_bytes < delivery.nbytes and not send.final:
-                self._shared.send(delivery.link.address, ChunkDone(key=delivery.key, nbytes=delivery.done_bytes))
+            self._tell_progress(send, delivery)
         return send
+
+    def _tell_progress(self, send: Send, delivery: Delivery) -> None:
+        """Say CHUNK_DONE at the end of a chunk, and now and then on the way: a message costs as much as a megabyte."""
+        now = self._shared.now()
+        at_end = not delivery.queue and not delivery.in_flight
+        if send.final or delivery.done_bytes >= delivery.nbytes or not (at_end or now >= delivery.next_progress):
+            return
+        delivery.next_progress = now + PROGRESS_SECONDS
+        self._shared.send(delivery.link.address, ChunkDone(key=delivery.key, nbytes=delivery.done_bytes))
 
     def forget(self, delivery: Delivery) -> None:
         """Drop the posted pieces of a target whose process is gone: nobody is there to be written to."""

@@ -6,15 +6,13 @@
          any of them ----> FAILED | CANCELLED      (blocks in quarantine if a write may still come)
 """
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 
 from kvferry.transceiver.channel import Address
 from kvferry.transceiver.checksum import checksum_blocks
-from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
-from kvferry.transceiver.params import HandoffSource
+from kvferry.transceiver.receives import Receive, ReceiveState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import (
     Cancel,
@@ -32,53 +30,8 @@ from kvferry_plugins.errors import (
     PeerLostError,
     TransferCancelledError,
     TransferError,
-    TransferTimeoutError,
 )
-from kvferry_plugins.layout import BlockIds
-from kvferry_plugins.types import Outcome, Role, TransferEvent
-
-
-class ReceiveState(StrEnum):
-    """Where a receive stands."""
-
-    CONNECTING = "connecting"
-    REQUESTED = "requested"
-    RECEIVING = "receiving"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_FINAL = (ReceiveState.COMPLETED, ReceiveState.FAILED, ReceiveState.CANCELLED)
-
-
-@dataclass(slots=True)
-class Receive:
-    """One request's receive, from the engine's call to the last word of the writer."""
-
-    request_id: int
-    key: Key
-    source: HandoffSource
-    tables: tuple[BlockIds, ...]
-    """The blocks to fill, one array a group."""
-    entry: Entry
-    nbytes: int
-    """Expected bytes."""
-    start_tokens: int
-    prompt_tokens: int
-    may_precede_request: bool
-    started: float
-    state: ReceiveState = ReceiveState.CONNECTING
-    link: Link | None = None
-    deadline: float = 0.0
-    posted: float | None = None
-    received: int = 0
-    next_cancel: float = 0.0
-
-    @property
-    def final(self) -> bool:
-        """Whether its outcome is settled."""
-        return self.state in _FINAL
+from kvferry_plugins.types import Role, TransferEvent
 
 
 class GenerationSide:
@@ -149,10 +102,11 @@ class GenerationSide:
             nbytes=receive.nbytes,
             may_precede_request=receive.may_precede_request,
         )
-        receive.state = ReceiveState.REQUESTED
-        receive.deadline = self._shared.now() + self._shared.clocks.admission
         if not self._shared.send(link.address, table):
             self._links.lose(link, PeerLostError(f"{link} takes no more messages"))
+            return
+        receive.state = ReceiveState.REQUESTED
+        receive.deadline = self._shared.now() + self._shared.clocks.admission
 
     def on_posting(self, address: Address, posting: Posting) -> None:
         """Writes begin."""
@@ -181,13 +135,18 @@ class GenerationSide:
             return
         problem = self._check(receive, done)
         if problem is None:
-            receive.received = done.nbytes
-            self._shared.send(address, done)
-            self._settle(receive, ReceiveState.COMPLETED, None, writer_done=True)
+            self._complete(receive, address, done)
         else:
             self._shared.send(address, Failed(key=done.key, reason=problem))
             error = TransferError(f"{receive.key}: {problem}", request_id=receive.request_id)
             self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+
+    def _complete(self, receive: Receive, address: Address, done: Done) -> None:
+        """Tell the engine before anybody else: its decoding waits for this, nothing waits for our book-keeping."""
+        receive.received, receive.state = done.nbytes, ReceiveState.COMPLETED
+        self._shared.finish(self._event(receive, None))
+        self._shared.send(address, done)
+        self._writer_is_done(receive, ReceiveState.COMPLETED.value)
 
     def _check(self, receive: Receive, done: Done) -> str | None:
         blocks = sum(len(table) for table in receive.tables)
@@ -227,6 +186,12 @@ class GenerationSide:
         error.request_id = receive.request_id
         self._settle(receive, ReceiveState.FAILED, error, writer_done=not failed.posted)
 
+    def on_cancel(self, address: Address, cancel: Cancel) -> None:
+        """The request is gone over there; CANCELLED follows when nothing is posted any more."""
+        receive = self._live(cancel.key, address)
+        if receive is not None:
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive), writer_done=False)
+
     def on_cancelled(self, address: Address, cancelled: Cancelled) -> None:
         """Nothing is posted, and nothing will be."""
         receive = self._find(cancelled.key, address)
@@ -235,10 +200,7 @@ class GenerationSide:
         if receive.final:
             self._writer_is_done(receive, "CANCELLED")
         else:
-            error = TransferCancelledError(
-                f"{receive.key} was cancelled at the context worker", request_id=receive.request_id
-            )
-            self._settle(receive, ReceiveState.CANCELLED, error, writer_done=True)
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive), writer_done=True)
 
     def link_lost(self, link: Link, error: KvferryError) -> None:
         """The peer was refused, is silent, or is gone."""
@@ -248,7 +210,10 @@ class GenerationSide:
                 if link.gone:
                     self._writer_is_done(receive, "writer gone")
             else:
-                self._settle(receive, ReceiveState.FAILED, error, writer_done=never_asked or link.gone)
+                own = copy.copy(error)  # one error a request: it is raised, and names the request
+                if isinstance(own, TransferError):
+                    own.request_id = receive.request_id
+                self._settle(receive, ReceiveState.FAILED, own, writer_done=never_asked or link.gone)
 
     # --- clocks --------------------------------------------------------------------------------------------------
 
@@ -257,21 +222,10 @@ class GenerationSide:
         now = self._shared.now()
         for receive in list(self._receives.values()):
             if not receive.final and now >= receive.deadline:
-                self._settle(receive, ReceiveState.FAILED, self._timeout(receive, now), writer_done=False)
+                never_asked = receive.state is ReceiveState.CONNECTING
+                self._settle(receive, ReceiveState.FAILED, receive.timeout(now), writer_done=never_asked)
             elif receive.final and now >= receive.next_cancel:
                 self._pursue(receive)
-
-    def _timeout(self, receive: Receive, now: float) -> TransferTimeoutError:
-        what = {
-            ReceiveState.CONNECTING: "waiting for the handshake",
-            ReceiveState.REQUESTED: "waiting for the context worker to start writing (is the prefill done?)",
-            ReceiveState.RECEIVING: f"with {receive.received} of {receive.nbytes} bytes here",
-        }[receive.state]
-        return TransferTimeoutError(
-            f"{receive.key} timed out after {now - receive.started:.1f} s in state {receive.state.value}: {what}",
-            request_id=receive.request_id,
-            state=receive.state.value,
-        )
 
     def _pursue(self, receive: Receive) -> None:
         """Ask again whether anything is posted; over a new connection if the old one broke."""
@@ -297,14 +251,13 @@ class GenerationSide:
 
     def _settle(self, receive: Receive, state: ReceiveState, error: KvferryError | None, *, writer_done: bool) -> None:
         """Make an outcome final; the blocks go back now, or into quarantine."""
-        before, receive.state = receive.state, state
+        receive.state = state
         if writer_done:
             self._writer_is_done(receive, state.value)
         else:
             self._shared.ledger.quarantine(receive.entry, freed_by="CANCELLED, or the end of the writer's process")
             self._shared.counters["quarantined_receives"] += 1
-            if before is not ReceiveState.CONNECTING:
-                self._ask_to_stop(receive)
+            self._ask_to_stop(receive)
         self._shared.finish(self._event(receive, error))
 
     def _writer_is_done(self, receive: Receive, reason: str) -> None:
@@ -314,20 +267,15 @@ class GenerationSide:
             del self._by_request[receive.request_id]
 
     def _event(self, receive: Receive, error: KvferryError | None) -> TransferEvent:
-        now = self._shared.now()
-        outcome: Outcome = "completed"
-        if receive.state is not ReceiveState.COMPLETED:
-            outcome = "cancelled" if receive.state is ReceiveState.CANCELLED else "failed"
-        posted = receive.posted if receive.posted is not None else now
-        return TransferEvent(
-            request_id=receive.request_id,
-            role=Role.GENERATION,
-            outcome=outcome,
+        return self._shared.event(
+            receive.request_id,
+            Role.GENERATION,
+            receive.outcome,
             peer=receive.key.instance,
             nbytes=receive.received,
-            blocks=sum(len(table) for table in receive.tables) if outcome == "completed" else 0,
-            admission_seconds=posted - receive.started,
-            transfer_seconds=now - posted,
+            blocks=sum(len(table) for table in receive.tables),
+            started=receive.started,
+            posted=receive.posted,
             error=error,
         )
 
@@ -353,7 +301,7 @@ class GenerationSide:
         for receive in list(self._receives.values()):
             if not receive.final:
                 never_asked = receive.state is ReceiveState.CONNECTING
-                self._settle(receive, ReceiveState.FAILED, error, writer_done=never_asked)
+                self._settle(receive, ReceiveState.FAILED, copy.copy(error), writer_done=never_asked)
 
     @property
     def unsettled(self) -> bool:
@@ -363,14 +311,9 @@ class GenerationSide:
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""
         now = self._shared.now()
-        return [
-            {
-                "request_id": receive.request_id,
-                "key": str(receive.key),
-                "state": receive.state.value,
-                "seconds": round(now - receive.started, 3),
-                "bytes_done": receive.received,
-                "bytes_expected": receive.nbytes,
-            }
-            for receive in list(self._receives.values())
-        ]
+        return [receive.dump(now) for receive in list(self._receives.values())]
+
+
+def _cancelled_there(receive: Receive) -> TransferCancelledError:
+    message = f"{receive.key} was cancelled at the context worker"
+    return TransferCancelledError(message, request_id=receive.request_id)

@@ -83,6 +83,14 @@ class Ledger:
         with self._lock:
             return any(entry.request_id == request_id for entry in self._entries.values())
 
+    def awaits_writes(self, request_id: int, tables: Sequence[BlockIds]) -> bool:
+        """Whether a peer may still write, for a former attempt of the request, to one of these blocks."""
+        with self._lock:
+            waiting = [e for e in self._entries.values() if e.request_id == request_id and e.owner is not Owner.SOURCE]
+        return any(
+            np.isin(ours, theirs).any() for entry in waiting for ours, theirs in zip(tables, entry.tables, strict=True)
+        )
+
     @property
     def empty(self) -> bool:
         """Whether the ledger is drained."""

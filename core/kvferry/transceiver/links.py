@@ -67,6 +67,8 @@ class Links:
         """Peers that the agent is connected to, by instance and incarnation."""
         self._gone: set[tuple[str, int]] = set()
         self._ignored: set[Address] = set()
+        self._distrusted: set[tuple[str, int]] = set()
+        """Instances that sent a malformed message; an endpoint may belong to another life later."""
         self._next_ping = 0.0
         self.listeners: list[LinkListener] = []
 
@@ -86,6 +88,7 @@ class Links:
         if known is not None and known.state in (LinkState.GREETING, LinkState.READY):
             return known
         address = shared.channel.connect(endpoint)
+        self._ignored.discard(address)
         now = shared.now()
         link = Link(address, LinkState.GREETING, now, now + shared.clocks.handshake)
         self._by_address[address] = link
@@ -128,6 +131,8 @@ class Links:
         self._shared.send(address, Refuse(field="message", reason=f"malformed message: {reason[:500]}"))
         link = self._by_address.get(address)
         if link is not None:
+            if link.instance:
+                self._distrusted.add((link.instance, link.incarnation))
             self.lose(link, PeerLostError(f"{link} sent a malformed message: {reason}"))
 
     def ignores(self, address: Address) -> bool:
@@ -166,6 +171,9 @@ class Links:
 
     def _compare(self, link: Link, hello: Hello) -> None:
         link.instance, link.incarnation = hello.instance, hello.incarnation
+        if (link.instance, link.incarnation) in self._distrusted:
+            self.lose(link, PeerLostError(f"{link} is ignored: it sent a malformed message before"))
+            return
         protocol = compare_protocol(hello.protocol)
         differences = [protocol] if protocol else compare(self._shared.fingerprint, hello.fingerprint)
         error = refusal(differences, str(link))
@@ -175,7 +183,8 @@ class Links:
         link.warnings = [str(d) for d in differences if d.severity is Severity.WARNING]
         for warning in link.warnings:
             logger.warning("%s differs in %s", link, warning)
-        link.state = LinkState.GREETING
+        if link.state is not LinkState.GREETING:  # it greets again, over a new connection
+            link.state, link.deadline = LinkState.GREETING, self._shared.now() + self._shared.clocks.handshake
         self._shared.send(link.address, self._hello(reply=not hello.reply, memory=hello.reply))
 
     def _admit(self, link: Link, hello: Hello) -> None:
@@ -279,7 +288,11 @@ class Links:
         peer = self._known.get((instance, incarnation))
         if peer is None:
             return (instance, incarnation) in self._gone
-        return self._shared.agent.fence(peer) is Fence.FENCED
+        try:
+            return self._shared.agent.fence(peer) is Fence.FENCED
+        except Exception:
+            self._shared.counters["agent_errors"] += 1
+            return False  # in doubt, and the other peers' clocks run on
 
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""

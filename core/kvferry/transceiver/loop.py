@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 
 import zmq
 
@@ -37,8 +37,9 @@ TICK_UNSETTLED = 0.05
 """Seconds between looks at the clocks while a session is under way or in quarantine."""
 TICK_LINKED = 0.5
 """The same with peers, but nothing to do for them."""
-SPINS_BEFORE_YIELD = 64
-"""Progress rounds after which the loop lets another thread run."""
+TARGET_PATIENCE_MS = 1
+"""A passive target progresses so often, and on every message. Spinning would take a core from the writer and from
+ZeroMQ's threads: measured, it was slower over shared memory and no faster over TCP (docs/performance.md)."""
 
 
 class Loop:
@@ -53,8 +54,9 @@ class Loop:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
+        self._closed = False
+        self._closing = threading.Lock()
         self._next_tick = 0.0
-        self._spins = 0
         poller = shared.channel.poller
         poller.register(self._wake_fd, zmq.POLLIN)
         self._agent_fd = shared.agent.wakeup_fd()
@@ -67,9 +69,11 @@ class Loop:
         self._thread.start()
 
     def call(self, command: Callable[[], None]) -> None:
-        """Run ``command`` on the loop's thread, soon; from any thread."""
-        self._commands.append(command)
-        os.eventfd_write(self._wake_fd, 1)
+        """Run ``command`` on the loop's thread, soon; from any thread. Nothing happens once the loop is stopped."""
+        with self._closing:  # a closed descriptor's number may be somebody else's by now
+            if not self._closed:
+                self._commands.append(command)
+                os.eventfd_write(self._wake_fd, 1)
 
     def ask(self, command: Callable[[], None], timeout: float) -> bool:
         """Run ``command`` on the loop's thread and wait for its end; False when the time is over."""
@@ -82,7 +86,7 @@ class Loop:
                 done.set()
 
         self.call(run)
-        return done.wait(timeout)
+        return not self._closed and done.wait(timeout)
 
     @property
     def alive(self) -> bool:
@@ -92,11 +96,13 @@ class Loop:
     def stop(self, timeout: float) -> bool:
         """End the thread; False if it did not end in time."""
         self._stopping = True
-        os.eventfd_write(self._wake_fd, 1)
+        self.call(lambda: None)
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
-        os.close(self._wake_fd)
+        with self._closing:
+            self._closed = True
+            os.close(self._wake_fd)
         return True
 
     # --- the thread ----------------------------------------------------------------------------------------------
@@ -106,28 +112,30 @@ class Loop:
             try:
                 self._step()
             except Exception:
-                # one message or session with a bug behind it must not end the others
                 logger.exception("internal error in the transfer loop")
                 self._shared.counters["internal_errors"] += 1
                 time.sleep(0.01)
 
     def _step(self) -> None:
         busy = self.context.busy or self.generation.busy
-        ready = self._shared.channel.poller.poll(0 if busy else self._sleep_ms())
-        if ready:
+        ready = dict(self._shared.channel.poller.poll(self._patience_ms()))
+        if ready.pop(self._wake_fd, None):
             self._drain_wake()
             self._run_commands()
-            self._receive()
+            busy = True  # what a command posted is to be progressed at once
+        if ready:
+            self._receive(ready)
         if busy or ready:
             self._progress()
         if self._shared.now() >= self._next_tick:
             self._tick()
-        if busy:
-            self._spins += 1
-            if self._spins % SPINS_BEFORE_YIELD == 0:
-                time.sleep(0)
 
-    def _sleep_ms(self) -> int | None:
+    def _patience_ms(self) -> int | None:
+        """How long to sleep unless a descriptor turns ready; None = for ever."""
+        if self.context.eager:
+            return 0
+        if self.context.busy or self.generation.busy:
+            return TARGET_PATIENCE_MS
         interval = self._tick_interval()
         if interval is None:
             return None
@@ -147,15 +155,20 @@ class Loop:
 
     def _run_commands(self) -> None:
         while self._commands:
-            command = self._commands.popleft()
-            try:
-                command()
-            except Exception:
-                logger.exception("internal error in a command to the transfer loop")
-                self._shared.counters["internal_errors"] += 1
+            with self._contained("a command"):
+                self._commands.popleft()()
 
-    def _receive(self) -> None:
-        for item in self._shared.channel.receive():
+    @contextlib.contextmanager
+    def _contained(self, what: str) -> Iterator[None]:
+        """Log and count what one message or session with a bug behind it raises: it must not end the others."""
+        try:
+            yield
+        except Exception:
+            logger.exception("internal error in the transfer loop: %s", what)
+            self._shared.counters["internal_errors"] += 1
+
+    def _receive(self, ready: Container[object]) -> None:
+        for item in self._shared.channel.receive(ready):
             if isinstance(item, Broken):
                 self.links.broken(item.address, item.reason)
             elif not self.links.ignores(item.sender):
@@ -165,7 +178,9 @@ class Loop:
                     self.links.ignore(item.sender, str(error))
                     continue
                 self.links.hear(item.sender)
-                self._dispatch(item.sender, message)
+                self._run_commands()  # what the engine did before the peer could write this, its TABLE builds on
+                with self._contained("a message"):
+                    self._dispatch(item.sender, message)
 
     def _dispatch(self, sender: Address, message: AnyMessage) -> None:
         match message:
@@ -178,7 +193,7 @@ class Loop:
             case Table():
                 self.context.on_table(sender, message)
             case Cancel():
-                self.context.on_cancel(sender, message)
+                self._side_of(message.key.instance).on_cancel(sender, message)
             case Cancelled():
                 self.generation.on_cancelled(sender, message)
             case Failed():
@@ -193,17 +208,27 @@ class Loop:
                 self.generation.on_refuse(sender, message)
 
     def _side_of(self, instance: str) -> ContextSide | GenerationSide:
-        """DONE and FAILED go both ways: about our own request we are the context side."""
+        """DONE, FAILED and CANCEL go both ways: about our own request we are the context side."""
         return self.context if instance == self._shared.instance else self.generation
 
     def _progress(self) -> None:
-        for completion in self._shared.agent.poll():
-            self.context.on_completion(completion)
+        """Let the agent progress; the clocks run on if it raises."""
+        try:
+            completions = self._shared.agent.poll()
+        except Exception:
+            self._shared.counters["agent_errors"] += 1
+            if self._shared.counters["agent_errors"] == 1:
+                logger.exception("the transfer agent raised in poll; further failures of it are only counted")
+            time.sleep(0.01)
+            return
+        for completion in completions:
+            with self._contained("a completion"):
+                self.context.on_completion(completion)
 
     def _tick(self) -> None:
         if any(True for _ in self.links):
             self._progress()  # a fenced writer's last bytes land by our own progress
-        self.links.tick()
-        self.context.tick()
-        self.generation.tick()
+        for part in (self.links, self.context, self.generation):
+            with self._contained("the clocks"):
+                part.tick()
         self._next_tick = self._shared.now() + (self._tick_interval() or TICK_LINKED)

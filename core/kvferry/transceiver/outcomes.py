@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 
 from kvferry_plugins.types import Outcome, TransferEvent, TransferStatus
 
@@ -14,19 +15,30 @@ class Outcomes:
         self._changed = threading.Condition()
         self._events: dict[int, TransferEvent] = {}
         self._pending: set[int] = set()
+        self._reserved: set[int] = set()
+        """Requests whose end belongs to ``wait_for`` alone."""
         self.totals: Counter[Outcome] = Counter()
 
-    def expect(self, request_id: int) -> None:
-        """Count a request as under way. Raises ValueError if it is already."""
+    def expect(self, request_id: int, *, reserved: bool = False) -> None:
+        """Count a request as under way. ``reserved``: no status lists it, ``wait_for`` takes its end.
+
+        Raises:
+            ValueError: it is under way already, or its former end was not taken yet.
+        """
         with self._changed:
-            if request_id in self._pending or request_id in self._events:
+            if request_id in self._pending:
                 raise ValueError(f"request {request_id} is in flight already")
+            if request_id in self._events:
+                raise ValueError(f"request {request_id} has ended, but its outcome was not taken: check the status")
             self._pending.add(request_id)
+            if reserved:
+                self._reserved.add(request_id)
 
     def forget(self, request_id: int) -> None:
         """Undo ``expect`` for a request that never started."""
         with self._changed:
             self._pending.discard(request_id)
+            self._reserved.discard(request_id)
 
     def put(self, event: TransferEvent) -> None:
         """Deliver the end of a request; a second end is ignored. Requests nobody expects have no outcome."""
@@ -42,18 +54,27 @@ class Outcomes:
         """All that has ended, waiting for ``at_least`` ends as long as so many are under way."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while len(self._events) < min(at_least, len(self._events) + len(self._pending)):
+            while (ended := self._listed(self._events)) < min(at_least, ended + self._listed(self._pending)):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or not self._changed.wait(remaining):
                     break
-            events, self._events = tuple(self._events.values()), {}
+            events = tuple(event for event in self._events.values() if event.request_id not in self._reserved)
+            for event in events:
+                del self._events[event.request_id]
         return _status(events)
+
+    def _listed(self, requests: Iterable[int]) -> int:
+        """How many of the requests a status may list."""
+        return sum(request_id not in self._reserved for request_id in requests)
 
     def wait_for(self, request_id: int, timeout: float | None) -> TransferEvent | None:
         """The end of one request, taken out of every later status; None when the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: request_id in self._events, timeout)
-            return self._events.pop(request_id, None)
+            event = self._events.pop(request_id, None)
+            if event is not None:
+                self._reserved.discard(request_id)
+            return event
 
     @property
     def pending(self) -> frozenset[int]:

@@ -53,7 +53,7 @@ def unpack_state(opaque_state: bytes | None) -> OpaqueState:
         raise TransferError("opaque_state is missing: pass on what the context worker answered", field="opaque_state")
     try:
         state = msgspec.msgpack.decode(opaque_state, type=OpaqueState)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
         raise TransferError(
             f"opaque_state cannot be read ({error}): pass on what the context worker answered, unchanged",
             field="opaque_state",

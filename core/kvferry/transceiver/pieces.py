@@ -11,10 +11,10 @@ import numpy as np
 
 from kvferry_plugins.layout import Addresses
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 32 << 20
 """Bytes of one piece."""
 
-PIECES_IN_FLIGHT = 4
+PIECES_IN_FLIGHT = 8
 """Pieces that are posted at once."""
 
 
@@ -34,6 +34,9 @@ class Piece:
 
 def cut(src: Addresses, dst: Addresses, nbytes: Addresses, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Yield pieces of at most ``piece_bytes`` that cover the segments in order; a longer segment is split."""
+    if len(nbytes) == 1 and int(nbytes[0]) <= piece_bytes:
+        yield Piece(src, dst, nbytes)
+        return
     src, dst, nbytes = _split_long(src, dst, nbytes, piece_bytes)
     ends = np.cumsum(nbytes)
     start = 0

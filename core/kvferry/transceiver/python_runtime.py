@@ -1,31 +1,25 @@
 """``KvCacheTransceiverV2``: the transceiver whose protocol and posting run in Python, over any transfer agent."""
 
-import importlib.metadata
 import logging
 import secrets
+import threading
 import time
-import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.transceiver.channel import Channel
-from kvferry.transceiver.fingerprint import make_fingerprint
-from kvferry.transceiver.generation_side import Receive
-from kvferry.transceiver.keys import load_or_make_key
-from kvferry.transceiver.ledger import Ledger, Owner
+from kvferry.transceiver.assembly import open_shared
+from kvferry.transceiver.ledger import Owner
 from kvferry.transceiver.loop import Loop
-from kvferry.transceiver.params import STATE_VERSION, OpaqueState, pack_state, prompt_digest, read_source
+from kvferry.transceiver.params import STATE_VERSION, HandoffSource, OpaqueState, pack_state, prompt_digest, read_source
+from kvferry.transceiver.receives import Receive
 from kvferry.transceiver.sends import Send
-from kvferry.transceiver.shared import Clocks, Shared
 from kvferry.transceiver.tables import expected_bytes
 from kvferry.transceiver.wire import Key
 from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
 from kvferry_plugins.layout import BlockIds
-from kvferry_plugins.transceiver import Capability, KvCacheTransceiver, Region, RegistrationId, TransferAgent
+from kvferry_plugins.transceiver import Capability, KvCacheTransceiver
 from kvferry_plugins.types import (
-    AgentSpec,
     DisaggregatedParams,
     Role,
     ScheduleStyle,
@@ -49,11 +43,10 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
     """
 
     def __init__(self, spec: TransceiverSpec) -> None:
-        config = spec.config
-        self.kv_transfer_timeout_ms: int | None = config.get("kv_transfer_timeout_ms", 60_000)
+        self.kv_transfer_timeout_ms: int | None = spec.config.get("kv_transfer_timeout_ms", 60_000)
         self._spec = spec
         self._manager = spec.manager
-        if config.get("kv_transfer_checksum") and spec.device != "cpu":
+        if spec.config.get("kv_transfer_checksum") and spec.device != "cpu":
             raise ConfigError(
                 "kv_transfer_checksum reads host memory: use it with device cpu, or turn it off",
                 setting="cache_transceiver_config.kv_transfer_checksum",
@@ -62,63 +55,11 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
         """Tokens and digests of live context requests, for ``get_disaggregated_params``; the engine's thread's."""
         self._attempts: dict[tuple[str, int, int], int] = {}
         self._closed = False
-        self._shared, self._registration = self._open(spec, config)
+        self._entering = threading.Lock()
+        """Held while a request enters, so that shutdown finds it entered or refuses it."""
+        self._shared, self._registration = open_shared(spec)
         self._loop = Loop(self._shared)
         self._loop.start()
-
-    def _open(self, spec: TransceiverSpec, config: Mapping[str, Any]) -> tuple[Shared, RegistrationId]:
-        instance = uuid.uuid4().hex
-        channel = Channel(spec.bind, instance, load_or_make_key(), spec.peers)
-        try:
-            agent = spec.create_agent(AgentSpec(spec.backend, name=instance, device=spec.device))
-            try:
-                registration = self._register(agent)
-                return self._share(spec, config, instance, channel, agent), registration
-            except BaseException:
-                agent.close()
-                raise
-        except BaseException:
-            channel.close()
-            raise
-
-    def _register(self, agent: TransferAgent) -> RegistrationId:
-        pools = self._manager.layout.pools
-        return agent.register([Region(pool.base, pool.nbytes, pool.device) for pool in pools])
-
-    def _share(
-        self,
-        spec: TransceiverSpec,
-        config: Mapping[str, Any],
-        instance: str,
-        channel: Channel,
-        agent: TransferAgent,
-    ) -> Shared:
-        checksum = bool(config.get("kv_transfer_checksum", False))
-        return Shared(
-            role=spec.role,
-            instance=instance,
-            incarnation=time.time_ns(),
-            layout=self._manager.layout,
-            agent=agent,
-            channel=channel,
-            ledger=Ledger(self._manager),
-            fingerprint=make_fingerprint(
-                backend=spec.backend,
-                runtime=spec.runtime,
-                layout=self._manager.layout,
-                model=spec.model,
-                checksum=checksum,
-                libraries={"kvferry": importlib.metadata.version("kvferry"), spec.backend: agent.library},
-                plugins=spec.plugins,
-            ),
-            clocks=Clocks(
-                admission=config.get("kv_transfer_admission_timeout_ms", 60_000) / 1000,
-                transfer=self.kv_transfer_timeout_ms / 1000 if self.kv_transfer_timeout_ms is not None else None,
-                poll_interval=config.get("kv_transfer_poll_interval_ms", 5_000) / 1000,
-            ),
-            checksum=checksum,
-            on_event=spec.on_event,
-        )
 
     # --- both sides ----------------------------------------------------------------------------------------------
 
@@ -137,7 +78,6 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
     def cancel_request(self, request: TransferRequest) -> bool:
         side = self._loop.context if self._spec.role is Role.CONTEXT else self._loop.generation
         self._loop.ask(lambda: side.cancel(request.request_id), self._shared.clocks.poll_interval)
-        self._sends.pop(request.request_id, None)
         return not self._shared.ledger.holds(request.request_id)
 
     def status_dump(self) -> dict[str, object]:
@@ -148,6 +88,7 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
             "endpoint": shared.channel.endpoint,
             "loop_alive": self._loop.alive,
             "sends": self._loop.context.dump(),
+            "held_tables": self._loop.context.held_tables,
             "receives": self._loop.generation.dump(),
             "ledger": shared.ledger.dump(),
             "peers": self._loop.links.dump(),
@@ -161,12 +102,13 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
         return self._shared.ledger.empty and not any(o.pending for o in self._shared.outcomes.values())
 
     def shutdown(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._entering:
+            if self._closed:
+                return
+            self._closed = True
         error = PeerLostError("this worker is shutting down")
         self._loop.call(lambda: self._loop.context.shutdown(error))
-        self._loop.call(lambda: self._loop.generation.shutdown(error))
+        self._loop.ask(lambda: self._loop.generation.shutdown(error), SHUTDOWN_SECONDS)
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         while not self._shared.ledger.empty and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -182,13 +124,14 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
     # --- context -------------------------------------------------------------------------------------------------
 
     def prepare_context_requests(self, requests: Sequence[TransferRequest]) -> None:
-        for request in requests:
-            self._admit(request)
+        with self._entering:
+            for request in requests:
+                self._admit(request)
 
     def _admit(self, request: TransferRequest) -> Send:
+        self._require_open()
         send = self._sends.get(request.request_id)
         if send is None:
-            self._require_open()
             self._shared.outcomes[Role.CONTEXT].expect(request.request_id)
             send = Send(
                 request_id=request.request_id,
@@ -208,13 +151,13 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
         computed = len(request.prompt_token_ids) if computed_tokens is None else computed_tokens
         if last != (computed >= len(request.prompt_token_ids)):
             raise ValueError(f"{computed} of {len(request.prompt_token_ids)} tokens cannot be last={last}")
-        self._admit(request)
-        tables = self._tables(request, 0)
-        entry = self._shared.ledger.hold(
-            request.request_id, Owner.SOURCE, tables, freed_by="acknowledgement, or the end of its lease"
-        )
-        request_id = request.request_id
-        self._loop.call(lambda: self._loop.context.respond(request_id, computed, tables, entry))
+        request_id, tables = request.request_id, self._tables(request, 0)
+        with self._entering:
+            self._admit(request)
+            entry = self._shared.ledger.hold(
+                request_id, Owner.SOURCE, tables, freed_by="acknowledgement, or the end of its lease"
+            )
+            self._loop.call(lambda: self._loop.context.respond(request_id, computed, tables, entry))
 
     def check_context_transfer_status(self, at_least: int = 0) -> TransferStatus:
         status = self._shared.outcomes[Role.CONTEXT].take(at_least, self._shared.clocks.poll_interval)
@@ -223,7 +166,8 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
         return status
 
     def get_disaggregated_params(self, request: TransferRequest) -> DisaggregatedParams:
-        send = self._admit(request)
+        with self._entering:
+            send = self._admit(request)
         state = OpaqueState(
             version=STATE_VERSION,
             instance=self._shared.instance,
@@ -243,12 +187,32 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
     # --- generation ----------------------------------------------------------------------------------------------
 
     def request_and_receive_async(self, request: TransferRequest) -> None:
-        self._require_open()
+        self._receive(request, reserved=False)
+
+    def _receive(self, request: TransferRequest, *, reserved: bool) -> None:
+        """Start a receive. ``reserved``: its outcome is for ``request_and_receive_sync``, not for a status."""
         source = read_source(request.params, request.prompt_token_ids)
         self._shared.channel.require_trusted(source.endpoint)
-        assert request.params is not None
         tables = self._tables(request, request.cached_tokens)
-        receive = Receive(
+        with self._entering:
+            self._require_open()
+            self._shared.outcomes[Role.GENERATION].expect(request.request_id, reserved=reserved)
+            try:
+                receive = self._make_receive(request, source, tables)
+            except BaseException:
+                self._shared.outcomes[Role.GENERATION].forget(request.request_id)
+                raise
+            self._loop.call(lambda: self._loop.generation.start(receive))
+
+    def _make_receive(self, request: TransferRequest, source: HandoffSource, tables: tuple[BlockIds, ...]) -> Receive:
+        if self._shared.ledger.awaits_writes(request.request_id, tables):
+            raise TransferError(
+                f"a former attempt may still write to the blocks of request {request.request_id}: "
+                "free them and allocate others, or wait until cancel_request says True",
+                request_id=request.request_id,
+            )
+        assert request.params is not None
+        return Receive(
             request_id=request.request_id,
             key=self._next_attempt(source.state, request.attempt),
             source=source,
@@ -262,12 +226,6 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
             may_precede_request=request.params.schedule_style is ScheduleStyle.GENERATION_FIRST,
             started=self._shared.now(),
         )
-        try:
-            self._shared.outcomes[Role.GENERATION].expect(request.request_id)
-        except ValueError:
-            self._shared.ledger.release(receive.entry, reason="doubled request")
-            raise
-        self._loop.call(lambda: self._loop.generation.start(receive))
 
     def _next_attempt(self, state: OpaqueState, at_least: int) -> Key:
         """The same context request fetched again is a new attempt, whatever the engine calls it."""
@@ -279,12 +237,13 @@ class KvCacheTransceiverV2(KvCacheTransceiver):
         return Key(state.instance, state.incarnation, state.request, attempt)
 
     def request_and_receive_sync(self, request: TransferRequest) -> None:
-        self.request_and_receive_async(request)
+        self._receive(request, reserved=True)
         # the session has a clock for each of its states, so an outcome always comes while the loop lives
         outcomes = self._shared.outcomes[Role.GENERATION]
         event = None
         while event is None and self._loop.alive:
             event = outcomes.wait_for(request.request_id, self._shared.clocks.poll_interval)
+        event = event or outcomes.wait_for(request.request_id, 0)
         if event is None:
             raise TransferError("the transfer loop ended", request_id=request.request_id)
         if event.error is not None:

@@ -7,10 +7,11 @@ from enum import StrEnum
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link
 from kvferry.transceiver.pieces import Piece
-from kvferry.transceiver.wire import Cancelled, Done, Failed, Key
-from kvferry_plugins.errors import KvferryError
+from kvferry.transceiver.wire import Key
+from kvferry_plugins.errors import KvferryError, PeerLostError, TransferError, TransferTimeoutError
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import TransferId
+from kvferry_plugins.types import Outcome
 
 
 class SendState(StrEnum):
@@ -49,9 +50,13 @@ class Delivery:
     in_flight: dict[TransferId, int] = field(default_factory=dict)
     """Posted pieces: bytes by transfer."""
     done_bytes: int = 0
+    next_progress: float = 0.0
+    """When CHUNK_DONE is due although the chunk goes on; 0 = nothing was posted yet."""
     checksum: int | None = None
     stopping: bool = False
     """Post nothing more."""
+    error: TransferError | None = None
+    """The first write that failed."""
     owes_cancelled: bool = False
     """The peer keeps its blocks in quarantine until it hears CANCELLED."""
 
@@ -85,16 +90,45 @@ class Send:
         return self.state in FINAL
 
     @property
+    def outcome(self) -> Outcome:
+        """What a final state is called by the engine."""
+        if self.state is SendState.COMPLETED:
+            return "completed"
+        return "cancelled" if self.state is SendState.CANCELLED else "failed"
+
+    def timeout(self, now: float) -> TransferError:
+        """Say in which state the time went; a failed write or a lost peer is the better answer where there was one."""
+        if self.delivery is not None and self.delivery.error is not None:
+            return self.delivery.error
+        if self.last_error is not None and self.delivery is None:
+            return PeerLostError(
+                f"request {self.request_id} was not fetched again within its lease: {self.last_error}",
+                request_id=self.request_id,
+            )
+        what = {
+            SendState.WAITING: "no generation worker asked for it",
+            SendState.POSTING: f"with {self.delivery.done_bytes if self.delivery else 0} bytes written",
+            SendState.DELIVERED: "complete at the generation worker, which did not acknowledge it",
+        }.get(self.state, "the prefill did not end")
+        return TransferTimeoutError(
+            f"request {self.request_id} timed out after {now - self.started:.1f} s in state {self.state.value}: {what}",
+            request_id=self.request_id,
+            state=self.state.value,
+        )
+
+    def dump(self, now: float) -> dict[str, object]:
+        """Plain values for ``status_dump``."""
+        delivery = self.delivery
+        return {
+            "request_id": self.request_id,
+            "state": self.state.value,
+            "seconds": round(now - self.started, 3),
+            "bytes_done": delivery.done_bytes if delivery else 0,
+            "bytes_expected": delivery.nbytes if delivery else 0,
+            "pieces_in_flight": len(delivery.in_flight) if delivery else 0,
+        }
+
+    @property
     def deadline(self) -> float:
         """End of the clock that runs in the present state."""
         return self.lease_end if self.state is SendState.WAITING else self.transfer_end
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """What is left of a finished send: enough to answer a late or doubled message."""
-
-    token: bytes
-    key: Key | None
-    answer: Done | Failed | Cancelled | None
-    state: SendState

@@ -13,7 +13,7 @@ from kvferry.transceiver.outcomes import Outcomes
 from kvferry.transceiver.wire import AnyMessage, encode
 from kvferry_plugins.layout import KvLayout
 from kvferry_plugins.transceiver import TransferAgent
-from kvferry_plugins.types import Role, TransferEvent
+from kvferry_plugins.types import Outcome, Role, TransferEvent
 
 logger = logging.getLogger("kvferry.transceiver")
 
@@ -59,10 +59,46 @@ class Shared:
         self.counters["messages_not_sent"] += 1
         return False
 
+    def event(
+        self,
+        request_id: int,
+        role: Role,
+        outcome: Outcome,
+        *,
+        peer: str,
+        nbytes: int,
+        blocks: int,
+        started: float,
+        posted: float | None,
+        error: Exception | None,
+    ) -> TransferEvent:
+        """Describe the end, now, of a transfer that began at ``started`` and whose POSTING was at ``posted``."""
+        now = self.now()
+        posted = posted if posted is not None else now
+        return TransferEvent(
+            request_id=request_id,
+            role=role,
+            outcome=outcome,
+            peer=peer,
+            nbytes=nbytes,
+            blocks=blocks if outcome == "completed" else 0,
+            admission_seconds=posted - started,
+            transfer_seconds=now - posted,
+            error=error,
+        )
+
     def finish(self, event: TransferEvent) -> None:
         """Tell the engine, the log and the observers that a transfer ended."""
         if event.error is not None:
             logger.warning("request %d %s: %s", event.request_id, event.outcome, event.error)
         self.outcomes[event.role].put(event)
         if self.on_event is not None:
-            self.on_event(event)
+            self._observe(self.on_event, event)
+
+    def _observe(self, on_event: Callable[[TransferEvent], None], event: TransferEvent) -> None:
+        try:
+            on_event(event)
+        except Exception:
+            self.counters["observer_errors"] += 1
+            if self.counters["observer_errors"] == 1:
+                logger.exception("the observer of transfers raised; further failures of it are only counted")

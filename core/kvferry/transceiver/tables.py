@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvferry.transceiver.coalesce import has_doubles
 from kvferry.transceiver.sends import Send
 from kvferry.transceiver.wire import Table
 from kvferry_plugins.layout import BlockIds, KvLayout
@@ -43,6 +44,8 @@ def _read_ids(table: Table, group: int, layout: KvLayout, target: KvLayout) -> B
     start, remainder = divmod(table.start_tokens, tokens_per_block)
     if remainder:
         raise TableError("start_tokens", f"{table.start_tokens} is no multiple of {tokens_per_block}")
+    if table.start_tokens > table.prompt_tokens:
+        raise TableError("start_tokens", f"{table.start_tokens} is behind the prompt's {table.prompt_tokens} tokens")
     wanted = max(0, -(-table.prompt_tokens // tokens_per_block) - start)
     raw = table.blocks[group]
     if len(raw) != 4 * wanted:
@@ -50,6 +53,6 @@ def _read_ids(table: Table, group: int, layout: KvLayout, target: KvLayout) -> B
     ids = np.frombuffer(raw, dtype="<i4").astype(np.int32)
     if wanted and (ids.min() < 0 or ids.max() >= target.num_blocks(group)):
         raise TableError("blocks", f"group {group} names blocks outside 0 … {target.num_blocks(group) - 1}")
-    if len(np.unique(ids)) != len(ids):
+    if has_doubles(ids):
         raise TableError("blocks", f"group {group} names a block twice")
     return ids

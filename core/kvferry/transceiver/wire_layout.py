@@ -3,6 +3,9 @@
 from kvferry.transceiver.wire import MalformedMessageError, WireGroup, WireLayout, WirePool, WireView
 from kvferry_plugins.layout import KvLayout, LayerGroup, Pool, RoleView
 
+MAX_ROWS = 1 << 20
+"""Rows (layer, role, head, token) of one block that are listed one by one to compare two layouts."""
+
 
 def to_wire(layout: KvLayout) -> WireLayout:
     """Pack a layout, addresses and all."""
@@ -38,6 +41,8 @@ def from_wire(wire: WireLayout) -> KvLayout:
         if not group.pools or any(pool >= len(wire.pools) for pool in group.pools):
             raise MalformedMessageError(f"a layer group names pools {group.pools} of {len(wire.pools)}")
     for pool in wire.pools:
+        if sum(view.heads * view.tokens for view in pool.views) > MAX_ROWS:
+            raise MalformedMessageError(f"a pool's blocks have more than {MAX_ROWS} rows")
         for view in pool.views:
             end = view.offset + (view.heads - 1) * view.head_stride + (view.tokens - 1) * view.token_stride
             if end + view.row_bytes > pool.block_stride:

@@ -133,6 +133,11 @@ class ScriptedAgent(TransferAgent):
     # --- what a test asks and does ------------------------------------------------------------------------------
 
     @property
+    def hub(self) -> ScriptedHub:
+        """Where its peers are."""
+        return self._hub
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed or killed."""
         return self._closed

@@ -1,0 +1,80 @@
+"""Asks a running worker for its own plan, plugins and state, over HTTP."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvferry_plugins.errors import ConfigError, KvferryError
+
+if TYPE_CHECKING:
+    from kvferry_plugins.types import Plan
+
+ANSWER_SECONDS = 5.0
+
+
+def ask_status(address: str) -> dict[str, Any]:
+    """Fetch ``/status``.
+
+    Args:
+        address: ``http://HOST:PORT`` as the worker's ready line has it, or ``HOST:PORT``.
+
+    Raises:
+        ConfigError: that is no address.
+        KvferryError: nobody answers there, or not as a worker does.
+    """
+    import urllib.error
+    import urllib.request
+
+    url = f"{address if '://' in address else f'http://{address}'}".rstrip("/") + "/status"
+    if not url.startswith("http://"):
+        raise ConfigError(f"--worker {address!r} is no http://HOST:PORT, as a worker's ready line has it")
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=ANSWER_SECONDS) as answer:
+            status = json.load(answer)
+        status["plan"]["decisions"], status["transceiver"], status["plugins"]
+    except urllib.error.URLError as error:
+        raise KvferryError(f"no worker answers at {url}: {error.reason}; is it still running?") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise KvferryError(f"what answers at {url} is no kvferry worker: {error!r}") from error
+    result: dict[str, Any] = status
+    return result
+
+
+def plan_of(status: Mapping[str, Any]) -> "Plan":
+    """Rebuild the plan from a worker's status, as far as an explanation needs it."""
+    from kvferry_plugins.types import Candidate, Decision, Plan, Providers
+
+    plain = status["plan"]
+    decisions = tuple(
+        Decision(**{**each, "candidates": tuple(Candidate(**candidate) for candidate in each["candidates"])})
+        for each in plain["decisions"]
+    )
+    return Plan(
+        architecture=plain["model"]["architecture"],
+        execution_architecture=plain["model"]["execution_architecture"],
+        decisions=decisions,
+        effective=plain["effective"],
+        manager=plain["kv_cache_manager"],
+        backend=plain["transceiver"]["backend"],
+        runtime=plain["transceiver"]["runtime"],
+        providers=Providers(**plain["providers"]),
+        warnings=tuple(plain["warnings"]),
+    )
+
+
+def print_state(status: Mapping[str, Any]) -> None:
+    """Print what goes on in a worker: a line a fact, then the transceiver's own words."""
+    state = "draining" if status["draining"] else "ready" if status["ready"] else "not ready"
+    click.echo(f"\nworker       {status['role']}, {state}")
+    click.echo(f"plugins      {', '.join(f'{name} ({origin})' for name, origin in status['plugins'].items())}")
+    click.echo(f"jobs         {_pairs(status['engine'])}")
+    for number, group in enumerate(status["manager"]["groups"]):
+        click.echo(f"blocks       group {number}: {_pairs(group)}")
+    click.echo(f"transfers    {json.dumps(status['transceiver'], indent=1)}")
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,0 +1,115 @@
+"""``kvferry worker``: one side of a deployment, behind HTTP."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvferry.cli.options import open_registry, plugin_options
+from kvferry.cli.output import json_option, report_errors
+
+if TYPE_CHECKING:
+    from kvferry.integrations.checkpoints import Progress
+    from kvferry.registry.toggles import Toggles
+    from kvferry.serving.worker import Ready
+
+NOT_READY = {"ready": False, "http": None, "control": None, "pid": None}
+"""The keys of the JSON beyond the envelope, where the worker does not start."""
+
+
+@click.command()
+@click.option("--role", type=click.Choice(["context", "generation"]), required=True, help="Which side to serve.")
+@click.option("--model", required=True, help="A checkpoint's folder, a .gguf file, or a name such as smollm2.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where HTTP listens; loopback only.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 = any free one.")
+@click.option(
+    "--control-bind",
+    default="tcp://127.0.0.1:0",
+    show_default=True,
+    metavar="ENDPOINT",
+    help="Where the control socket listens.",
+)
+@click.option("--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Tokens a step.")
+@click.option(
+    "--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="Deadline of a SIGTERM."
+)
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads that torch computes with; half of the cores if not given."
+)
+@json_option
+@report_errors(fields=NOT_READY)
+@plugin_options
+def worker(
+    config: Path | None,
+    toggles: "Toggles",
+    role: str,
+    model: str,
+    host: str,
+    port: int,
+    control_bind: str,
+    prefill_chunk: int,
+    drain_seconds: float,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Serve the context or the generation side over HTTP.
+
+    Prints one line once it is ready: with --json an object with http, control and pid. SIGTERM drains: exit status 0
+    when nothing is left, 1 at the deadline. SIGUSR1 writes the status and all stacks to stderr.
+    """
+    import logging
+
+    from kvferry.config import load_engine_args, parse_engine_args
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    args = load_engine_args(config) if config else parse_engine_args({})
+    registry = open_registry(toggles)
+    _require_serve_extra()
+    from kvferry.serving.worker import WorkerOptions, run_worker
+    from kvferry_plugins.types import Role
+
+    for warning in registry.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    options = WorkerOptions(Role(role), model, host, port, control_bind, prefill_chunk, drain_seconds, threads)
+    raise SystemExit(
+        run_worker(
+            options, args, registry, progress=tell_progress(), on_ready=lambda at: _print_ready(at, role, as_json)
+        )
+    )
+
+
+def tell_progress() -> "Progress":
+    """Progress as lines on stderr: one a stage, and one each ten per cent."""
+    last: tuple[str, int] | None = None
+
+    def tell(stage: str, fraction: float | None) -> None:
+        nonlocal last
+        tenth = int((fraction or 0.0) * 10)
+        if (stage, tenth) != last:
+            last = (stage, tenth)
+            click.echo(f"progress: {stage}" + (f", {tenth * 10} %" if fraction is not None else ""), err=True)
+
+    return tell
+
+
+def _require_serve_extra() -> None:
+    from importlib.util import find_spec
+
+    from kvferry_plugins.errors import BackendUnavailableError
+
+    missing = [name for name in ("torch", "transformers", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise BackendUnavailableError(
+            f"a worker needs {' and '.join(missing)}, not installed here; pip install 'kvferry[serve]'"
+        )
+
+
+def _print_ready(ready: "Ready", role: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"ready": True, "role": role, **asdict(ready)}))
+    else:
+        click.echo(f"{role} worker ready: {ready.http} (control {ready.control}, pid {ready.pid})")
+    sys.stdout.flush()

@@ -1,0 +1,144 @@
+"""Worker processes that the demo starts, watches, and ends by their id."""
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from kvferry_plugins.errors import KvferryError
+
+READY_SECONDS = 600.0
+STOP_SECONDS = 5.0
+LAST_LINES = 12
+PROGRESS = "progress: "
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerFailedError(KvferryError):
+    """A worker process did not start, ended, or gave an answer that is none."""
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One ``kvferry worker``; a context manager that ends it."""
+
+    name: str
+    arguments: Sequence[str]
+    on_progress: Callable[[str], None]
+    http: str = ""
+    _process: "subprocess.Popen[str] | None" = None
+    _output: "queue.SimpleQueue[str | None]" = field(default_factory=queue.SimpleQueue)
+    _last_lines: "deque[str]" = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    _readers: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> "WorkerProcess":
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kvferry", "worker", *self.arguments, "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is ours to pass on
+            preexec_fn=_end_with_parent,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        self._read(self._process.stdout, self._output.put, lambda: self._output.put(None))
+        self._read(self._process.stderr, self._hear, lambda: None)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for reader in self._readers:
+            reader.join(STOP_SECONDS)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Wait for its ready line. Raises WorkerFailedError."""
+        deadline = time.monotonic() + READY_SECONDS
+        lines: list[str] = []
+        while True:
+            try:
+                line = self._output.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise self.failure(f"was not ready after {READY_SECONDS:g} s") from None
+            if line is None:
+                raise self._ended("".join(lines))
+            lines.append(line)
+            with contextlib.suppress(ValueError):
+                ready = json.loads(line)
+                if isinstance(ready, dict) and ready.get("ready"):
+                    self.http = ready["http"]
+                    return
+
+    def failure(self, what: str) -> WorkerFailedError:
+        """An error that quotes the worker's last lines."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that is ending has its status in a moment
+            self._process.wait(0.5)
+        status = self._process.poll()
+        ended = f" (it ended with {_describe(status)})" if status is not None else ""
+        quoted = "".join(f"\n  | {line}" for line in self._last_lines) or " nothing"
+        return WorkerFailedError(f"the {self.name} worker {what}{ended}; its last lines on stderr:{quoted}")
+
+    def _ended(self, output: str) -> WorkerFailedError:
+        """Its own words, if it left any: the JSON object of a command that failed."""
+        try:
+            messages = [error["message"] for error in json.loads(output)["errors"]]
+        except (ValueError, KeyError, TypeError):
+            messages = []
+        if messages:
+            return WorkerFailedError(f"the {self.name} worker cannot start: {' '.join(messages)}")
+        return self.failure("did not start")
+
+    def _hear(self, line: str) -> None:
+        line = line.rstrip("\n")
+        if line.startswith(PROGRESS):
+            self.on_progress(f"{self.name} worker: {line.removeprefix(PROGRESS)}")
+        else:
+            self._last_lines.append(line)
+
+    def _read(self, stream: "IO[str] | None", on_line: Callable[[str], None], at_end: Callable[[], None]) -> None:
+        def read() -> None:
+            assert stream is not None
+            with stream:
+                for line in stream:
+                    on_line(line)
+            at_end()
+
+        reader = threading.Thread(target=read, daemon=True, name=f"{self.name}-output")
+        reader.start()
+        self._readers.append(reader)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end the worker if the demo is killed and cannot do it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _describe(status: int) -> str:
+    return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"

@@ -1,0 +1,119 @@
+"""The demo's router: prefill at one worker, decode at the other, over the interface that any router has."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from kvferry.demo.processes import WorkerFailedError, WorkerProcess
+
+ANSWER_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One prompt's answer."""
+
+    prompt: str
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    text: str
+    seconds_to_first_token: float
+    nbytes: int
+    blocks: int
+    cached_tokens: int
+    """Prompt tokens whose KV the generation worker had already."""
+    handoff_seconds: float
+
+
+def ask(
+    context: WorkerProcess,
+    generation: WorkerProcess,
+    prompt: str,
+    max_tokens: int,
+    on_text: Callable[[str], None],
+) -> Answered:
+    """Send a prompt through the pair, greedy, and show its text as it comes.
+
+    Raises:
+        WorkerFailedError: a worker is gone, or says an error.
+    """
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    started = time.monotonic()
+    prefilled = _post(context, {**body, "disaggregated_params": {"request_type": "context_only"}})
+    choice, prompt_ids = prefilled["choices"][0], prefilled["prompt_token_ids"]
+    if choice["finish_reason"] != "length":
+        on_text(choice["text"])
+        seconds = time.monotonic() - started
+        return Answered(prompt, tuple(prompt_ids), tuple(choice["token_ids"]), choice["text"], seconds, 0, 0, 0, 0.0)
+    params = {**choice["disaggregated_params"], "request_type": "generation_only"}
+    texts: list[str] = []
+    tokens: list[int] = []
+    first: float | None = None
+    handoff: dict[str, Any] = {}
+    for chunk in _stream(generation, {**body, "prompt": prompt_ids, "disaggregated_params": params}):
+        first = first or time.monotonic() - started
+        texts.append(chunk["choices"][0]["text"])
+        tokens.extend(chunk["choices"][0]["token_ids"])
+        on_text(texts[-1])
+        handoff = chunk.get("kvferry", {}).get("handoff", handoff)
+    return Answered(
+        prompt=prompt,
+        prompt_token_ids=tuple(prompt_ids),
+        output_token_ids=tuple(tokens),
+        text="".join(texts),
+        seconds_to_first_token=first or 0.0,
+        nbytes=handoff.get("bytes", 0),
+        blocks=handoff.get("blocks", 0),
+        cached_tokens=handoff.get("cached_tokens", 0),
+        handoff_seconds=handoff.get("seconds", 0.0),
+    )
+
+
+def _post(worker: WorkerProcess, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        answer = httpx.post(f"{worker.http}/v1/completions", json=body, timeout=ANSWER_SECONDS, trust_env=False)
+    except httpx.HTTPError as error:
+        raise worker.failure(f"gave no answer ({error})") from error
+    if answer.status_code != 200:
+        raise _said(worker, answer.status_code, answer.content)
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def _stream(worker: WorkerProcess, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a streamed answer, up to ``[DONE]``."""
+    try:
+        with (
+            httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client,
+            client.stream("POST", f"{worker.http}/v1/completions", json={**body, "stream": True}) as answer,
+        ):
+            if answer.status_code != 200:
+                raise _said(worker, answer.status_code, answer.read())
+            for line in answer.iter_lines():
+                data = line.removeprefix("data: ")
+                if data == "[DONE]":
+                    return
+                if data:
+                    yield _checked(worker, data)
+    except httpx.HTTPError as error:
+        raise worker.failure(f"broke its answer off ({error})") from error
+    raise worker.failure("ended its answer without [DONE]")
+
+
+def _checked(worker: WorkerProcess, data: str) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(data)
+    if "error" in event:
+        raise worker.failure(f"stopped half-way: {event['error']['message']}")
+    return event
+
+
+def _said(worker: WorkerProcess, status: int, content: bytes) -> WorkerFailedError:
+    try:
+        message = json.loads(content)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = content[:200].decode(errors="replace")
+    return worker.failure(f"answered {status}: {message}")

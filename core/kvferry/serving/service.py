@@ -1,0 +1,168 @@
+"""What HTTP, signals and the command see of a running worker: its parts, and the door for requests."""
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry.dispatcher import WorkerParts
+from kvferry.integrations.transformers.engine import GenerationRequest, PagedEngine
+from kvferry.integrations.transformers.loading import LoadedModel
+from kvferry.integrations.transformers.sampling import SamplingParams
+from kvferry.registry.door import Registry
+from kvferry.serving.engine_loop import EngineLoop
+from kvferry.serving.failures import RequestError
+from kvferry.serving.jobs import Job, News
+from kvferry.serving.protocol import CompletionRequest
+from kvferry_plugins.transceiver import KvCacheTransceiver
+from kvferry_plugins.types import DisaggregatedParams, Role
+
+
+@dataclass
+class Service:
+    """One side of a deployment, running."""
+
+    role: Role
+    model_name: str
+    parts: WorkerParts
+    transceiver: KvCacheTransceiver
+    registry: Registry
+    loaded: LoadedModel
+    engine: PagedEngine
+    loop: EngineLoop
+    max_seq_len: int | None = None
+    draining: threading.Event = field(default_factory=threading.Event)
+    _ids: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def job(self, call: CompletionRequest, tell: Callable[[News], None]) -> Job:
+        """Check a request as far as it can be without computing.
+
+        Raises:
+            RequestError: naming the parameter.
+        """
+        if self.draining.is_set():
+            raise RequestError("this worker is draining and takes no new request", status=503, code="draining")
+        self._require_model(call)
+        params = self._params(call)
+        prompt = self._tokens(call)
+        self._require_length(call, len(prompt))
+        seed = secrets.randbits(63) if call.seed is None else call.seed
+        sampling = SamplingParams(call.temperature, call.top_p, seed)
+        request = GenerationRequest(next(self._ids), prompt, call.max_tokens, sampling, call.ignore_eos)
+        return Job(request, params, tell)
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        """What a client may call the model, in lower case."""
+        folder = self.loaded.path
+        return frozenset(name.lower() for name in (self.model_name, folder.name, str(folder), _without_digest(folder)))
+
+    def _require_model(self, call: CompletionRequest) -> None:
+        if call.model is not None and call.model.lower() not in self.model_names:
+            message = f"this worker serves {self.model_name!r}, not {call.model!r}"
+            raise RequestError(message, param="model", status=404, code="model_not_found")
+
+    def _params(self, call: CompletionRequest) -> DisaggregatedParams:
+        if call.disaggregated_params is None:
+            return DisaggregatedParams("context_and_generation")
+        params = call.disaggregated_params.parsed()
+        required = {"context_only": Role.CONTEXT, "generation_only": Role.GENERATION}.get(params.request_type)
+        if required not in (None, self.role):
+            raise RequestError(
+                f"request_type {params.request_type!r} is for a {required} worker, this one is a {self.role} worker",
+                param="disaggregated_params.request_type",
+            )
+        if params.request_type == "generation_only":
+            self._require_first_token(params)
+        elif params.request_type == "context_only" and params.schedule_style.value == "generation_first":
+            raise RequestError(
+                "schedule_style: over HTTP a context worker starts context_first only",
+                param="disaggregated_params.schedule_style",
+            )
+        return params
+
+    def _require_first_token(self, params: DisaggregatedParams) -> None:
+        tokens = params.first_gen_tokens
+        if len(tokens) != 1 or tokens[0] >= self.loaded.vocabulary_size:
+            raise RequestError(
+                "first_gen_tokens should be the one token that the context worker answered, "
+                f"below {self.loaded.vocabulary_size}, but is {list(tokens)[:8]}",
+                param="disaggregated_params.first_gen_tokens",
+            )
+
+    def _tokens(self, call: CompletionRequest) -> tuple[int, ...]:
+        prompt = call.only_prompt
+        if isinstance(prompt, str):
+            prompt = self.loaded.tokenizer(prompt, add_special_tokens=call.add_special_tokens)["input_ids"]
+        if not prompt:
+            raise RequestError("the prompt has no token", param="prompt")
+        if max(prompt) >= self.loaded.vocabulary_size:
+            raise RequestError(
+                f"the prompt's token id {max(prompt)} is outside 0 … {self.loaded.vocabulary_size - 1}", param="prompt"
+            )
+        return tuple(prompt)
+
+    def _require_length(self, call: CompletionRequest, prompt_tokens: int) -> None:
+        limits = [limit for limit in (self.max_seq_len, self.loaded.max_tokens) if limit is not None]
+        if limits and prompt_tokens + call.max_tokens > min(limits):
+            raise RequestError(
+                f"{prompt_tokens} prompt tokens and max_tokens={call.max_tokens} exceed "
+                f"the {min(limits)} tokens that this worker serves",
+                param="prompt" if prompt_tokens >= min(limits) else "max_tokens",
+                code="context_length_exceeded",
+            )
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Token ids → text, without special tokens."""
+        text: str = self.loaded.tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are welcome."""
+        loop_alive = self.transceiver.status_dump().get("loop_alive", True)
+        return bool(loop_alive) and self.loop.alive and not self.draining.is_set()
+
+    @property
+    def drained(self) -> bool:
+        """Whether no job is left and no block is in use, not even by a transfer or in quarantine."""
+        return self.loop.idle and all(group["in_use"] == 0 for group in self.statistics())
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """The manager's blocks, by group."""
+        manager = self.parts.manager
+        return [asdict(manager.statistics(group)) for group in range(len(manager.layout.groups))]
+
+    def status(self) -> dict[str, Any]:
+        """Everything, as plain JSON values; asks neither the engine's thread nor the transfer loop."""
+        from kvferry.cli.explain import plain_plan
+
+        plan = self.parts.plan
+        architectures = (plan.architecture, plan.execution_architecture)
+        model = dict(zip(("architecture", "execution_architecture"), architectures, strict=True))
+        return {
+            "role": self.role.value,
+            "model": self.model_name,
+            "ready": self.ready,
+            "draining": self.draining.is_set(),
+            "drained": self.drained,
+            "plan": {**plain_plan(plan, model=model), "warnings": list(plan.warnings)},
+            "plugins": self.registry.plugin_set(),
+            "engine": {"alive": self.loop.alive, **self.loop.counts()},
+            "manager": {"kind": self.parts.manager.kind, "groups": self.statistics()},
+            "transceiver": self.transceiver.status_dump(),
+        }
+
+
+def _without_digest(folder: Path) -> str:
+    """A converted model's name without what tells conversions apart."""
+    return folder.name.rpartition("-")[0] or folder.name

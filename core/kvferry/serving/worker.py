@@ -1,0 +1,199 @@
+"""The process of one worker: from the command's options to a service, until a signal has drained it."""
+
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from kvferry.checkpoint import load_model_spec, model_geometry
+from kvferry.config import EngineArgs
+from kvferry.dispatcher import WorkerParts, build, resolve
+from kvferry.integrations.checkpoints import Progress, find_checkpoint
+from kvferry.integrations.model_identity import model_identity
+from kvferry.integrations.transformers.engine import DEFAULT_PREFILL_CHUNK, PagedEngine
+from kvferry.integrations.transformers.loading import load_model
+from kvferry.registry.door import Registry
+from kvferry.serving.app import make_app, plain
+from kvferry.serving.engine_loop import EngineLoop
+from kvferry.serving.http_server import HttpServer, bind_http
+from kvferry.serving.jobs import Jobs
+from kvferry.serving.service import Service
+from kvferry_plugins.errors import ConfigError
+from kvferry_plugins.types import Plan, Role
+
+logger = logging.getLogger("kvferry.serving")
+
+LOOK_SECONDS = 0.05
+STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker is told besides its engine configuration."""
+
+    role: Role
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    control_bind: str = "tcp://127.0.0.1:0"
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    drain_seconds: float = 30.0
+    threads: int | None = None
+    """That torch computes with; None = half of the cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Where a worker can be reached."""
+
+    http: str
+    control: str
+    pid: int
+
+
+def run_worker(
+    options: WorkerOptions,
+    args: EngineArgs,
+    registry: Registry,
+    *,
+    progress: Progress,
+    on_ready: Callable[[Ready], None],
+) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. The main thread's.
+
+    Returns:
+        0 if everything was drained, 1 if the deadline came first.
+
+    Raises:
+        KvferryError: it cannot be started; whatever was started is shut down.
+    """
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        bound = stack.enter_context(bind_http(options.host, options.port))
+        service = stack.enter_context(running_service(options, args, registry, progress=progress))
+        server = HttpServer(make_app(service), bound)
+        stack.callback(server.stop)
+        _handle_signals(service, stop)
+        server.start()
+        endpoint = str(service.transceiver.status_dump().get("endpoint") or options.control_bind)
+        on_ready(Ready(server.url, endpoint, os.getpid()))
+        stop.wait()
+        stop.clear()
+        return _drain(service, options.drain_seconds, stop)
+
+
+@contextlib.contextmanager
+def running_service(
+    options: WorkerOptions, args: EngineArgs, registry: Registry, *, progress: Progress
+) -> Iterator[Service]:
+    """Resolve, build, load, and run the engine's thread; what can fail fast comes before the weights are read."""
+    folder = find_checkpoint(options.model, progress)
+    spec = load_model_spec(folder)
+    plan = resolve(args, model=spec, registry=registry, environ=os.environ)
+    _require_transceiver(plan)
+    dtype = plan.effective["kv_cache_config"]["dtype"]
+    bell = threading.Event()
+    parts = build(
+        plan,
+        registry=registry,
+        role=options.role,
+        geometry=model_geometry(spec.pretrained_config or {}, dtype),
+        model_identity=model_identity(folder),
+        bind=options.control_bind,
+        on_event=lambda event: bell.set(),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(parts.shutdown)
+        limit_threads(options.threads)
+        device = parts.manager.layout.pools[0].device
+        loaded = load_model(folder, dtype, device=device, progress=progress)
+        engine = PagedEngine(loaded, parts.manager, prefill_chunk=options.prefill_chunk)
+        service = _service(options, parts, registry, engine, bell)
+        service.loop.start()
+        stack.callback(service.loop.stop, STOP_SECONDS)
+        yield service
+
+
+def limit_threads(threads: int | None = None) -> None:
+    """Set torch's threads; None = half of the cores, at least one.
+
+    A pair on one machine shares its cores, and the transfer loop wants one. Measured on two busy cores: a token took
+    0.11 s with one thread and 0.37 s with two, which spent most of it spinning for each other.
+    """
+    import torch
+
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def _service(
+    options: WorkerOptions, parts: WorkerParts, registry: Registry, engine: PagedEngine, bell: threading.Event
+) -> Service:
+    assert parts.transceiver is not None
+    jobs = Jobs(engine, parts.transceiver)
+    effective = parts.plan.effective
+    return Service(
+        role=options.role,
+        model_name=options.model,
+        parts=parts,
+        transceiver=parts.transceiver,
+        registry=registry,
+        loaded=engine.loaded,
+        engine=engine,
+        loop=EngineLoop(jobs, parts.transceiver, bell, max_active=effective["max_batch_size"]),
+        max_seq_len=effective["max_seq_len"],
+    )
+
+
+def _require_transceiver(plan: Plan) -> None:
+    if plan.runtime is None:
+        raise ConfigError(
+            "the transceiver is off, so this worker could neither send nor receive; "
+            "set cache_transceiver_config: {backend: DEFAULT} in the file that --config names",
+            setting="cache_transceiver_config.backend",
+        )
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+def _handle_signals(service: Service, stop: threading.Event) -> None:
+    """SIGTERM and SIGINT drain; a second one ends the draining; SIGUSR1 says how things are."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        print(json.dumps(service.status(), default=plain, indent=1), file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGUSR1, tell)
+    # the stacks are written at once, even where no Python code can run any more; then the handler above is asked
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
+
+
+def _drain(service: Service, seconds: float, stop: threading.Event) -> int:
+    """Wait for the end of every job and transfer, until the deadline or another signal."""
+    service.draining.set()
+    logger.info("draining: no new requests, at most %g s for those under way", seconds)
+    deadline = time.monotonic() + seconds
+    while not service.drained:
+        if time.monotonic() >= deadline or stop.is_set():
+            logger.error(
+                "stopped before everything was drained: jobs %s, blocks %s, ledger %s",
+                service.loop.counts(),
+                service.statistics(),
+                service.transceiver.status_dump().get("ledger"),
+            )
+            service.loop.stop(STOP_SECONDS)  # clients hear of it while HTTP is still there
+            return 1
+        time.sleep(LOOK_SECONDS)
+    return 0

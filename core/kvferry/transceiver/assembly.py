@@ -1,0 +1,76 @@
+"""From a ``TransceiverSpec`` to the parts that both sides share: sockets, agent, registered memory, fingerprint."""
+
+import importlib.metadata
+import time
+import uuid
+
+from kvferry.transceiver.channel import Channel
+from kvferry.transceiver.fingerprint import Fingerprint, make_fingerprint
+from kvferry.transceiver.keys import load_or_make_key
+from kvferry.transceiver.ledger import Ledger
+from kvferry.transceiver.shared import Clocks, Shared
+from kvferry_plugins.transceiver import Region, RegistrationId, TransferAgent
+from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec, TransceiverSpec
+
+
+def open_shared(spec: TransceiverSpec) -> tuple[Shared, RegistrationId]:
+    """Bind the control socket, make the agent and register the manager's pools; all or nothing.
+
+    Raises:
+        ConfigError: the control socket cannot be bound, or the key file cannot be used.
+        BackendUnavailableError: from the agent's maker.
+        TransferError: the pools cannot be registered.
+    """
+    instance = uuid.uuid4().hex
+    channel = Channel(spec.bind, instance, load_or_make_key(), spec.peers)
+    try:
+        agent = spec.create_agent(
+            AgentSpec(spec.backend, instance, spec.device, options={LOOPBACK_ONLY: not spec.peers})
+        )
+        try:
+            pools = spec.manager.layout.pools
+            registration = agent.register([Region(pool.base, pool.nbytes, pool.device) for pool in pools])
+            return _share(spec, instance, channel, agent), registration
+        except BaseException:
+            agent.close()
+            raise
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _share(spec: TransceiverSpec, instance: str, channel: Channel, agent: TransferAgent) -> Shared:
+    return Shared(
+        role=spec.role,
+        instance=instance,
+        incarnation=time.time_ns(),
+        layout=spec.manager.layout,
+        agent=agent,
+        channel=channel,
+        ledger=Ledger(spec.manager),
+        fingerprint=_fingerprint(spec, agent),
+        clocks=_clocks(spec),
+        checksum=bool(spec.config.get("kv_transfer_checksum", False)),
+        on_event=spec.on_event,
+    )
+
+
+def _fingerprint(spec: TransceiverSpec, agent: TransferAgent) -> Fingerprint:
+    return make_fingerprint(
+        backend=spec.backend,
+        runtime=spec.runtime,
+        layout=spec.manager.layout,
+        model=spec.model,
+        checksum=bool(spec.config.get("kv_transfer_checksum", False)),
+        libraries={"kvferry": importlib.metadata.version("kvferry"), spec.backend: agent.library},
+        plugins=spec.plugins,
+    )
+
+
+def _clocks(spec: TransceiverSpec) -> Clocks:
+    transfer_ms = spec.config.get("kv_transfer_timeout_ms", 60_000)
+    return Clocks(
+        admission=spec.config.get("kv_transfer_admission_timeout_ms", 60_000) / 1000,
+        transfer=transfer_ms / 1000 if transfer_ms is not None else None,
+        poll_interval=spec.config.get("kv_transfer_poll_interval_ms", 5_000) / 1000,
+    )

@@ -1,0 +1,106 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from kvferry.cli.demo import demo_settings
+from kvferry.config import parse_engine_args
+from kvferry.demo.processes import WorkerFailedError, WorkerProcess
+
+COMMAND = [sys.executable, "-m", "kvferry", "demo"]
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
+
+
+def run_demo(*arguments: str, seconds: float = 200):
+    return subprocess.run(
+        [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def test_the_demo_equals_aggregated_decoding_and_shows_what_travelled():
+    result = run_demo("--json", "--max-tokens", "6")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert (answer["ok"], answer["equal"]) == (True, True)
+    assert answer["plan"]["transceiver"]["runtime"] == "PYTHON"
+    first, second, third = answer["prompts"]
+    for prompt in answer["prompts"]:
+        assert prompt["output_token_ids"] == prompt["aggregated_token_ids"]
+        assert prompt["handoff_ms"] > 0
+        assert prompt["gigabytes_per_second"] > 0
+        assert prompt["time_to_first_token_ms"] > 0
+    assert (first["cached_tokens"], second["cached_tokens"]) == (0, 0)
+    assert third["cached_tokens"] >= 96
+    assert third["bytes"] < second["bytes"]
+    assert "loading the model" in result.stderr
+
+
+def test_what_cannot_be_built_is_one_clear_paragraph():
+    result = run_demo("--runtime", "CPP")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "this plan cannot be built here: runtime CPP" in result.stderr
+
+
+def test_what_is_wrong_with_the_input_is_said_before_anything_starts():
+    result = run_demo("--backend", "CARRIER_PIGEON", "--json")
+    assert result.returncode == 2
+    assert "CARRIER_PIGEON" in json.loads(result.stdout)["errors"][0]["message"]
+
+
+def test_ctrl_c_ends_the_workers():
+    process = subprocess.Popen(COMMAND, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children) == 2
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+
+
+def test_a_killed_demo_takes_its_workers_along():
+    process = subprocess.Popen(COMMAND, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert len(children) == 2
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_a_worker_that_does_not_start_is_quoted():
+    arguments = ("--role", "context", "--model", "smollm2", "--host", "192.0.2.1")
+    message = r"context worker cannot start: --host 192\.0\.2\.1 is beyond"
+    with (
+        WorkerProcess("context", arguments, lambda text: None) as worker,
+        pytest.raises(WorkerFailedError, match=message),
+    ):
+        worker.wait_ready()
+
+
+def test_a_worker_that_dies_is_quoted_with_its_last_lines():
+    message = r"(?s)generation worker did not start \(it ended with status 2\).*--no-such-option"
+    with (
+        WorkerProcess("generation", ("--no-such-option",), lambda text: None) as worker,
+        pytest.raises(WorkerFailedError, match=message),
+    ):
+        worker.wait_ready()
+
+
+def test_flags_beat_the_file_and_the_file_beats_the_demos_defaults():
+    written = {"cache_transceiver_config": {"backend": "UCX"}, "kv_cache_config": {"max_tokens": 640}}
+    settings = demo_settings(parse_engine_args(written), None, "auto")
+    assert settings["cache_transceiver_config"] == {"backend": "UCX", "transceiver_runtime": "auto"}
+    assert settings["kv_cache_config"] == {"dtype": "float32", "max_tokens": 640}
+    nothing = demo_settings(parse_engine_args({}), "nixl2", None)
+    assert nothing["cache_transceiver_config"] == {"backend": "nixl2", "transceiver_runtime": "PYTHON"}

@@ -1,0 +1,184 @@
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvferry.integrations.transformers.engine import GenerationRequest
+from kvferry.serving.engine_loop import EngineLoop
+from kvferry.serving.jobs import Failed, Job, Turn
+from kvferry_plugins.types import DisaggregatedParams, Role, TransferEvent, TransferStatus
+
+
+@dataclass
+class Transfers:
+    """Outcomes that a test delivers."""
+
+    events: list = field(default_factory=list)
+
+    def check_context_transfer_status(self, at_least=0):
+        return TransferStatus()
+
+    def check_gen_transfer_status(self, at_least=0):
+        events, self.events = tuple(self.events), []
+        return TransferStatus(events=events)
+
+
+@dataclass
+class Script:
+    """Jobs whose steps a test writes, by request id."""
+
+    steps_of: dict = field(default_factory=dict)
+
+    def steps(self, job):
+        return self.steps_of[job.request_id](job)
+
+
+@dataclass
+class Bench:
+    loop: EngineLoop
+    script: Script
+    transfers: Transfers
+    bell: threading.Event
+    news: list = field(default_factory=list)
+
+    def submit(self, request_id, steps, kind="context_and_generation"):
+        self.script.steps_of[request_id] = steps
+        job = Job(GenerationRequest(request_id, (1,), 1), DisaggregatedParams(kind), self.news.append)
+        self.loop.submit(job)
+        return job
+
+    def wait(self, condition):
+        deadline = time.monotonic() + 5
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert condition()
+
+    def end_transfer(self, request_id):
+        self.transfers.events.append(TransferEvent(request_id, Role.GENERATION, "completed", "", 0, 0, 0.0, 0.0))
+        self.bell.set()
+
+
+@pytest.fixture
+def bench():
+    script, transfers, bell = Script(), Transfers(), threading.Event()
+    loop = EngineLoop(script, transfers, bell, max_active=2)
+    loop.start()
+    yield Bench(loop, script, transfers, bell)
+    assert loop.stop(5)
+
+
+def steps_of(trace, name, count):
+    def steps(job):
+        for number in range(count):
+            trace.append((name, number))
+            yield Turn.NEXT
+
+    return steps
+
+
+def test_jobs_take_turns(bench):
+    trace = []
+    started = threading.Event()
+
+    def gate(job):
+        started.wait(5)
+        yield Turn.NEXT
+
+    bench.submit(0, gate)
+    bench.submit(1, steps_of(trace, "a", 3))
+    bench.submit(2, steps_of(trace, "b", 3))
+    started.set()
+    bench.wait(lambda: bench.loop.idle)
+    assert trace.index(("b", 0)) < trace.index(("a", 2))
+
+
+def test_no_more_than_max_active_run_but_offered_ones_do_not_count(bench):
+    running = []
+
+    def asleep(job):
+        running.append(job.request_id)
+        yield Turn.TRANSFER
+
+    for request_id in (1, 2):
+        bench.submit(request_id, asleep, "context_only")
+    for request_id in (3, 4, 5):
+        bench.submit(request_id, asleep)
+    bench.wait(lambda: running == [1, 2, 3, 4])
+    assert bench.loop.counts() == {"waiting": 1, "computing": 0, "transferring": 4}
+    bench.end_transfer(3)
+    bench.wait(lambda: running == [1, 2, 3, 4, 5])
+
+
+def test_a_sleeping_job_is_woken_with_its_event(bench):
+    heard = []
+
+    def steps(job):
+        heard.append((yield Turn.TRANSFER))
+
+    bench.submit(7, steps)
+    bench.wait(lambda: bench.loop.counts()["transferring"] == 1)
+    bench.end_transfer(8)  # nobody's
+    bench.end_transfer(7)
+    bench.wait(lambda: bench.loop.idle)
+    assert [event.request_id for event in heard] == [7]
+
+
+def test_an_error_ends_its_job_only(bench):
+    trace = []
+
+    def breaks(job):
+        yield Turn.NEXT
+        raise ValueError("no good")
+
+    bench.submit(1, breaks)
+    bench.submit(2, steps_of(trace, "b", 3))
+    bench.wait(lambda: bench.loop.idle)
+    assert len(trace) == 3
+    (news,) = bench.news
+    assert isinstance(news, Failed)
+    assert str(news.error) == "no good"
+
+
+@pytest.mark.parametrize("turn", list(Turn))
+def test_cancelling_closes_the_steps_wherever_they_are(bench, turn):
+    begun, closed = threading.Event(), threading.Event()
+
+    def steps(job):
+        begun.set()
+        try:
+            while True:
+                yield turn
+        finally:
+            closed.set()
+
+    job = bench.submit(1, steps)
+    assert begun.wait(5)
+    bench.loop.cancel(job)
+    assert closed.wait(5)
+    bench.wait(lambda: bench.loop.idle)
+
+
+def test_cancelling_what_waits_or_has_ended_is_harmless(bench):
+    def asleep(job):
+        yield Turn.TRANSFER
+
+    jobs = [bench.submit(request_id, asleep) for request_id in (1, 2, 3)]
+    bench.wait(lambda: bench.loop.counts() == {"waiting": 1, "computing": 0, "transferring": 2})
+    bench.loop.cancel(jobs[2])
+    bench.end_transfer(1)
+    bench.wait(lambda: bench.loop.counts() == {"waiting": 0, "computing": 0, "transferring": 1})
+    bench.loop.cancel(jobs[0])
+    bench.loop.cancel(jobs[1])
+    bench.wait(lambda: bench.loop.idle)
+
+
+def test_stopping_ends_what_is_left(bench):
+    def asleep(job):
+        yield Turn.TRANSFER
+
+    bench.submit(1, asleep)
+    bench.wait(lambda: bench.loop.counts()["transferring"] == 1)
+    assert bench.loop.stop(5)
+    assert [type(news) for news in bench.news] == [Failed]
+    assert bench.loop.idle
