@@ -4,7 +4,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -46,7 +46,8 @@ class _Peer:
     name: str
     watch: ProcessWatch
     gone_since: float | None = None
-    rounds_when_gone: int = 0
+    rounds_seen: int = 0
+    unread: dict[str, int] = field(default_factory=dict)
     fenced: bool = False
 
 
@@ -192,10 +193,16 @@ class NativeAgent(TransferAgent):
         """Whether all that a dead peer has sent was read: what is on its way is written by our own progress."""
         now = time.monotonic()
         if peer.gone_since is None:
-            peer.gone_since, peer.rounds_when_gone = now, self._engine.rounds
+            peer.gone_since, peer.rounds_seen = now, self._engine.rounds
             self._engine.nudge(2 * GRACE_ROUNDS)
-        progressed = self._engine.rounds - peer.rounds_when_gone >= GRACE_ROUNDS
-        return progressed and now - peer.gone_since >= GRACE_SECONDS and orphaned_bytes() == 0
+        if self._engine.rounds - peer.rounds_seen < GRACE_ROUNDS:
+            return False
+        before, peer.unread = peer.unread, orphaned_bytes()
+        peer.rounds_seen = self._engine.rounds
+        self._engine.nudge(2 * GRACE_ROUNDS)
+        # Bytes that all this progress did not touch are in a socket of somebody else in this process.
+        is_quiet = all(before.get(connection) == nbytes for connection, nbytes in peer.unread.items())
+        return is_quiet and now - peer.gone_since >= GRACE_SECONDS
 
     def close(self) -> None:
         if self._closed:
