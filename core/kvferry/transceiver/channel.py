@@ -77,9 +77,9 @@ def is_loopback(endpoint: str) -> bool:
 
 _FATAL_EVENTS: dict[zmq.Event, str] = {
     zmq.EVENT_DISCONNECTED: "the connection was closed",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the peer refused our key: is it among its `peers`?",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the peer does not speak ZeroMQ with CURVE",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the peer hung up on our key: is it among its `peers`?",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refused our key: is the key among its `peers`?",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there does not speak ZeroMQ with CURVE",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up: is our key among its `peers`, is it a kvferry worker?",
     zmq.EVENT_CONNECT_RETRIED: "nobody listens there",
 }
 

@@ -127,14 +127,20 @@ def compare_protocol(theirs: tuple[int, int]) -> Difference | None:
 
 
 def refusal(differences: list[Difference], peer: str) -> HandshakeError | None:
-    """The error for what is fatal among the differences, or None."""
-    fatal = [difference for difference in differences if difference.severity is Severity.FATAL]
+    """Our own error for what is fatal among the differences, or None."""
+    fatal = {d.field: (d.ours, d.theirs) for d in differences if d.severity is Severity.FATAL}
     if not fatal:
         return None
-    advice = next((_ADVICE[difference.field] for difference in fatal if difference.field in _ADVICE), "")
-    return HandshakeError(
-        f"{peer} cannot hand over KV to this worker: "
-        + "; ".join(str(difference) for difference in fatal)
-        + (f" — {advice}" if advice else ""),
-        fields={difference.field: (difference.ours, difference.theirs) for difference in fatal},
-    )
+    return HandshakeError(f"{peer} cannot hand over KV to this worker: {_describe(fatal)}", fields=fatal)
+
+
+def refused_by(peer: str, reason: str, fields: Mapping[str, tuple[Any, Any]]) -> HandshakeError:
+    """The error for a peer's refusal; ``fields`` are (ours, theirs) as seen from here."""
+    return HandshakeError(f"{peer} refused this worker: {_describe(fields) if fields else reason}", fields=dict(fields))
+
+
+def _describe(fields: Mapping[str, tuple[Any, Any]]) -> str:
+    """Both values of each field, as seen from here, and what to do."""
+    listed = "; ".join(f"{name}: {ours!r} here, {theirs!r} there" for name, (ours, theirs) in fields.items())
+    advice = next((_ADVICE[name] for name in fields if name in _ADVICE), "")
+    return f"{listed} — {advice}" if advice else listed

@@ -6,7 +6,15 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvferry.transceiver.channel import Address
-from kvferry.transceiver.fingerprint import Fingerprint, Severity, compare, compare_protocol, geometry_of, refusal
+from kvferry.transceiver.fingerprint import (
+    Fingerprint,
+    Severity,
+    compare,
+    compare_protocol,
+    geometry_of,
+    refusal,
+    refused_by,
+)
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.wire import PROTOCOL, Hello, MalformedMessageError, Ping, Refuse
 from kvferry.transceiver.wire_layout import from_wire, to_wire
@@ -44,7 +52,9 @@ class Link:
     warnings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.instance[:8] or 'unknown'} at {self.address}"
+        if not self.instance:
+            return str(self.address)
+        return f"{self.instance[:8]} at {self.address}" if self.address.endpoint else f"peer {self.instance[:8]}"
 
 
 class LinkListener(Protocol):
@@ -236,7 +246,7 @@ class Links:
         link = self._by_address.get(address)
         if link is not None:
             link.state = LinkState.REFUSED
-            self.lose(link, HandshakeError(f"{link} refused this worker: {refuse.reason}", fields=refuse.fields))
+            self.lose(link, refused_by(str(link), refuse.reason, refuse.fields))
 
     # --- liveness ------------------------------------------------------------------------------------------------
 
