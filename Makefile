@@ -41,16 +41,24 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 bench: $(STAMP) ## Our transceiver against raw NIXL, in one run
 	$(BIN)/kvferry bench transfer $(ARGS)
 
+# kvferry-native is not wired to the CPP runtime yet, so it gets an environment of its own, which sees all that .venv
+# has and is not seen by it: `explain` must not find a runtime that cannot be built.
 NATIVE := core/native
-NATIVE_CMAKE = cmake -S $(NATIVE) -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVFERRY_PYTHON=OFF -DKVFERRY_TESTS=ON
+NATIVE_VENV := .venv-native
+NATIVE_CMAKE = cmake -S $(NATIVE) -G Ninja -DPython_EXECUTABLE=$(abspath $(NATIVE_VENV)/bin/python) -DKVFERRY_PYTHON=OFF -DKVFERRY_TESTS=ON
 
-native: $(STAMP) ## Build and install kvferry-native, the CPP runtime's engine
-	$(BIN)/pip install --quiet --prefer-binary './$(NATIVE)[ucx]'
+$(NATIVE_VENV)/bin/pip: | $(STAMP)
+	$(PYTHON) -m venv --clear $(NATIVE_VENV)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	    > $$($(NATIVE_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kvferry-venv.pth
+
+native: $(NATIVE_VENV)/bin/pip ## Build kvferry-native, the engine that the CPP runtime will have (needs cmake, ninja)
+	$(NATIVE_VENV)/bin/pip install --quiet --prefer-binary './$(NATIVE)[ucx]'
 
 native-test: native ## Its tests, in C++ and between Python processes
 	$(NATIVE_CMAKE) -B $(NATIVE)/build/tests -DCMAKE_BUILD_TYPE=RelWithDebInfo && cmake --build $(NATIVE)/build/tests
 	ctest --test-dir $(NATIVE)/build/tests --output-on-failure
-	$(BIN)/python -m pytest $(NATIVE)/tests $(ARGS)
+	$(NATIVE_VENV)/bin/python -m pytest $(NATIVE)/tests $(ARGS)
 
 # ThreadSanitizer needs every thread instrumented: it gets the in-process transport. UCX, which is not, goes under
 # AddressSanitizer, where only what we allocate is looked at.
@@ -61,4 +69,4 @@ native-sanitize: native ## Races and leaks: ThreadSanitizer in process, AddressS
 	cmake --build $(NATIVE)/build/asan && ctest --test-dir $(NATIVE)/build/asan --output-on-failure
 
 clean: ## Remove .venv and the caches
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NATIVE)/build
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NATIVE)/build $(NATIVE_VENV)
