@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench faults clean
+.PHONY: help install demo test lint bench faults native native-test native-sanitize clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -42,5 +42,32 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter
 bench: $(STAMP) ## Our transceiver against raw NIXL, in one run
 	$(BIN)/kvferry bench transfer $(ARGS)
 
+# kvferry-native is not wired to the CPP runtime yet, so it gets an environment of its own, which sees all that .venv
+# has and is not seen by it: `explain` must not find a runtime that cannot be built.
+NATIVE := core/native
+NATIVE_VENV := .venv-native
+NATIVE_CMAKE = cmake -S $(NATIVE) -G Ninja -DPython_EXECUTABLE=$(abspath $(NATIVE_VENV)/bin/python) -DKVFERRY_PYTHON=OFF -DKVFERRY_TESTS=ON
+
+$(NATIVE_VENV)/bin/pip: | $(STAMP)
+	$(PYTHON) -m venv --clear $(NATIVE_VENV)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	    > $$($(NATIVE_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kvferry-venv.pth
+
+native: $(NATIVE_VENV)/bin/pip ## Build kvferry-native, the engine that the CPP runtime will have (needs cmake, ninja)
+	$(NATIVE_VENV)/bin/pip install --quiet --prefer-binary './$(NATIVE)[ucx]'
+
+native-test: native ## Its tests, in C++ and between Python processes
+	$(NATIVE_CMAKE) -B $(NATIVE)/build/tests -DCMAKE_BUILD_TYPE=RelWithDebInfo && cmake --build $(NATIVE)/build/tests
+	ctest --test-dir $(NATIVE)/build/tests --output-on-failure
+	$(NATIVE_VENV)/bin/python -m pytest $(NATIVE)/tests $(ARGS)
+
+# ThreadSanitizer needs every thread instrumented: it gets the in-process transport. UCX, which is not, goes under
+# AddressSanitizer, where only what we allocate is looked at.
+native-sanitize: native ## Races and leaks: ThreadSanitizer in process, AddressSanitizer over UCX
+	$(NATIVE_CMAKE) -B $(NATIVE)/build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVFERRY_SANITIZER=thread -DKVFERRY_UCX=OFF
+	cmake --build $(NATIVE)/build/tsan && ctest --test-dir $(NATIVE)/build/tsan --output-on-failure
+	$(NATIVE_CMAKE) -B $(NATIVE)/build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVFERRY_SANITIZER=address
+	cmake --build $(NATIVE)/build/asan && ctest --test-dir $(NATIVE)/build/asan --output-on-failure
+
 clean: ## Remove .venv and the caches
-	rm -rf $(VENV) .cache .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .cache .import_linter_cache .mypy_cache .ruff_cache .pytest_cache $(NATIVE)/build $(NATIVE_VENV) .hypothesis build dist

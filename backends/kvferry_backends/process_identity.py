@@ -66,6 +66,11 @@ class ProcessWatch:
         self._gone = self._gone or self._has_ended()
         return self._gone
 
+    @property
+    def pidfd(self) -> int | None:
+        """A descriptor of the process, readable once it has ended; None if it cannot be watched. It stays ours."""
+        return self._pidfd
+
     def _has_ended(self) -> bool:
         return self._pidfd is not None and bool(self._poller.poll(0))
 

@@ -1,0 +1,293 @@
+"""A transfer agent on the native engine: Python submits and collects, C++ threads do the rest."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from kvferry_backends.native_descriptor import MAX_BYTES, NativeDescriptor, decode, encode
+from kvferry_backends.orphaned_bytes import orphaned_bytes
+from kvferry_backends.process_identity import ProcessWatch, own_identity
+from kvferry_plugins.errors import BackendUnavailableError, KvferryError, PeerLostError, TransferError
+from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
+from kvferry_plugins.transceiver import (
+    Completion,
+    Fence,
+    PeerId,
+    Region,
+    RegistrationId,
+    TransferAgent,
+    TransferId,
+)
+from kvferry_plugins.types import AgentSpec
+
+if TYPE_CHECKING:
+    from kvferry_native import BlockMap, Engine
+
+GRACE_SECONDS = 0.05
+"""From the proof that a peer's process is gone to FENCED, at least."""
+
+GRACE_ROUNDS = 64
+"""Progress calls of every lane before that: each takes all that has arrived, up to some dozens of messages."""
+
+_SIZES = ("lanes", "piece_bytes", "staging_bytes", "gather_below")
+"""Options that are the engine's; the others are the transport's."""
+
+_UNREACHABLE = 4
+"""The status of ``kvferry/transport.h`` that has an error of its own here."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    name: str
+    watch: ProcessWatch
+    gone_since: float | None = None
+    rounds_seen: int = 0
+    unread: dict[str, int] = field(default_factory=dict)
+    fenced: bool = False
+
+
+class NativeAgent(TransferAgent):
+    """Drives one engine of ``kvferry_native``; only ``submit`` and ``poll`` hold the GIL, and only to hand over.
+
+    Beyond the contract it takes whole block lists, which the engine plans itself.
+
+    Args:
+        spec: ``name`` for messages, ``device`` for what is registered. ``options``: ``lanes`` (threads, each with an
+            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``; any other is the
+            transport's own.
+        transport: its name, as ``kvferry_native`` has it.
+        path: a third party's shared object instead.
+
+    Raises:
+        BackendUnavailableError: ``kvferry_native``, the transport or its library is not usable here.
+    """
+
+    def __init__(self, spec: AgentSpec, transport: str, *, path: str | None = None) -> None:
+        self._name = f"{spec.name}-{uuid.uuid4().hex}"
+        self._device = spec.device
+        self._engine = _make_engine(transport, path, spec)
+        self.library = self._engine.library
+        self._closed = False
+        self._identity = own_identity()
+        self._peers: dict[PeerId, _Peer] = {}
+
+    # --- memory and peers ---------------------------------------------------------------------------------------
+
+    def register(self, regions: Sequence[Region]) -> RegistrationId:
+        with self._speaking("could not register memory"):
+            rows = [(region.address, region.nbytes, *_memory(region.device)) for region in regions]
+            return RegistrationId(self._engine.register_memory(rows))
+
+    def deregister(self, registration: RegistrationId) -> None:
+        if self._closed:
+            return
+        with self._speaking("could not deregister memory"):
+            self._engine.deregister_memory(registration)
+
+    def local_descriptor(self) -> bytes:
+        with self._speaking("has no descriptor"):
+            body = self._engine.descriptor()
+        described = encode(
+            NativeDescriptor(self._name, self._engine.transport, self._device, self.library, self._identity, body)
+        )
+        if len(described) > MAX_BYTES:
+            raise TransferError(f"{self._name} has a descriptor of {len(described)} bytes: register fewer regions")
+        return described
+
+    def connect(self, descriptor: bytes) -> PeerId:
+        decoded = decode(descriptor)
+        watch = ProcessWatch(decoded.process)
+        try:
+            with self._speaking(f"could not connect to {decoded.name}"):
+                peer = PeerId(self._engine.connect(decoded.body, -1 if watch.pidfd is None else watch.pidfd))
+        except KvferryError:
+            watch.close()
+            raise
+        if peer in self._peers:
+            watch.close()
+        else:
+            self._peers[peer] = _Peer(decoded.name, watch)
+        return peer
+
+    def disconnect(self, peer: PeerId) -> None:
+        found = self._peers.pop(peer, None)
+        if found is None or self._closed:
+            return
+        found.watch.close()
+        self._engine.disconnect(peer)
+
+    # --- transfers ----------------------------------------------------------------------------------------------
+
+    def submit(self, peer: PeerId, src: Addresses, dst: Addresses, nbytes: Addresses) -> TransferId:
+        target = self._peer(peer)
+        with self._speaking(f"refused a transfer to {target.name}"):
+            rows = [np.ascontiguousarray(column, dtype=np.int64) for column in (src, dst, nbytes)]
+            return TransferId(self._engine.submit(peer, rows[0], rows[1], rows[2]))
+
+    def submit_blocks(
+        self, peer: PeerId, block_map: "BlockMap", src: BlockIds, dst: BlockIds, notice: bytes | None = None
+    ) -> TransferId:
+        """Post whole blocks, ``src[i]`` to the peer's ``dst[i]``; planned by the engine. Never blocks.
+
+        Args:
+            peer: as ``connect`` gave it.
+            block_map: of ``block_map`` below.
+            src: int32[n].
+            dst: int32[n]; −1 = the peer does not want this block.
+            notice: what the peer's agent is told once all bytes are there, without waiting for this interpreter.
+
+        Raises:
+            TransferError: the map leaves registered memory, or the transport carries no notices; nothing was posted.
+        """
+        target = self._peer(peer)
+        with self._speaking(f"refused a transfer to {target.name}"):
+            ours, theirs = (np.ascontiguousarray(column, dtype=np.int32) for column in (src, dst))
+            return TransferId(self._engine.submit_blocks(peer, block_map, ours, theirs, notice))
+
+    def cancel(self, transfer: TransferId, reason: str = "cancelled") -> bool:
+        """Post nothing more of it; its completion comes once nothing is in flight. False: it is over already."""
+        return self._engine.cancel(transfer, reason)
+
+    def progress_bytes(self, transfer: TransferId) -> int | None:
+        """Bytes of a transfer that are complete at the peer by now; None if it is over."""
+        return self._engine.bytes_done(transfer)
+
+    def poll(self) -> list[Completion]:
+        if self._closed:
+            return []
+        return [
+            Completion(TransferId(transfer), ok=ok, error=error or None)
+            for transfer, ok, error, _ in self._engine.collect()
+        ]
+
+    @property
+    def carries_notices(self) -> bool:
+        """Whether ``submit_blocks`` takes a notice."""
+        return self._engine.carries_notices
+
+    def notices(self) -> list[bytes]:
+        """What peers' engines told us since the last call."""
+        return self._engine.collect_notices()
+
+    def set_active(self, active: bool) -> None:
+        """Say that a peer writes here, from its POSTING to its DONE; without it a target's progress may be lazy."""
+        self._engine.set_active(active)
+
+    def wakeup_fd(self) -> int | None:
+        return self._engine.wakeup_fd()
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def fence(self, peer: PeerId) -> Fence:
+        found = self._peer(peer)
+        if not found.fenced and found.watch.gone:
+            found.fenced = self._has_landed(found)
+        return Fence.FENCED if found.fenced else Fence.IN_DOUBT
+
+    def _has_landed(self, peer: _Peer) -> bool:
+        """Whether all that a dead peer has sent was read: what is on its way is written by our own progress."""
+        now = time.monotonic()
+        if peer.gone_since is None:
+            peer.gone_since, peer.rounds_seen = now, self._engine.rounds
+            self._engine.nudge(2 * GRACE_ROUNDS)
+        if self._engine.rounds - peer.rounds_seen < GRACE_ROUNDS:
+            return False
+        before, peer.unread = peer.unread, orphaned_bytes()
+        peer.rounds_seen = self._engine.rounds
+        self._engine.nudge(2 * GRACE_ROUNDS)
+        # Bytes that all this progress did not touch are in a socket of somebody else in this process.
+        is_quiet = all(before.get(connection) == nbytes for connection, nbytes in peer.unread.items())
+        return is_quiet and now - peer.gone_since >= GRACE_SECONDS
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for peer in self._peers.values():
+            peer.watch.close()
+        self._peers.clear()
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _peer(self, peer: PeerId) -> _Peer:
+        self._require_open()
+        if peer not in self._peers:
+            raise TransferError(f"{self._name} has no peer {peer!r}; it has {sorted(self._peers)}")
+        return self._peers[peer]
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise TransferError(f"{self._name} is closed")
+
+    @contextlib.contextmanager
+    def _speaking(self, what: str) -> Iterator[None]:
+        """Turn the engine's errors into the contract's."""
+        from kvferry_native import EngineError
+
+        self._require_open()
+        try:
+            yield
+        except EngineError as error:
+            status, message = error.args
+            kind = PeerLostError if status == _UNREACHABLE else TransferError
+            raise kind(f"{self._name} {what}: {message}") from error
+
+
+def block_map(src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
+    """Prepare ``submit_blocks`` between two layouts, once a peer and group.
+
+    Raises:
+        TransferError: the blocks differ, or a run of bytes leaves its block.
+    """
+    from kvferry_native import BlockMap, EngineError
+
+    pools = []
+    for here, there in zip(src.groups[group].pools, dst.groups[group].pools, strict=True):
+        ours, theirs = src.pools[here], dst.pools[there]
+        if ours.runs != theirs.runs:
+            raise TransferError(f"the blocks of group {group} differ: {len(ours.runs)} runs here, {len(theirs.runs)}")
+        ends = (ours.base, ours.block_stride, ours.num_blocks, theirs.base, theirs.block_stride, theirs.num_blocks)
+        pools.append((*ends, ours.runs))
+    try:
+        return BlockMap(pools)
+    except EngineError as error:
+        raise TransferError(f"the blocks of group {group} cannot be mapped: {error.args[1]}") from error
+
+
+def _make_engine(transport: str, path: str | None, spec: AgentSpec) -> "Engine":
+    try:
+        import kvferry_native
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"kvferry_native cannot be imported ({error}); install it with: pip install 'kvferry[cpp]'"
+        ) from error
+    options = dict(spec.options)
+    sizes: dict[str, Any] = {key: int(options.pop(key)) for key in _SIZES if key in options}
+    try:
+        return kvferry_native.Engine(
+            path or str(kvferry_native.transport_path(transport)),
+            options={key: str(value) for key, value in options.items()},
+            **sizes,
+        )
+    except kvferry_native.TransportUnavailableError as error:
+        raise BackendUnavailableError(f"backend {spec.backend}: {error}") from error
+    except kvferry_native.EngineError as error:
+        raise BackendUnavailableError(
+            f"backend {spec.backend}: the native transport {transport} does not start: {error.args[1]}"
+        ) from error
+
+
+def _memory(device: str) -> tuple[int, int]:
+    """Kind and ordinal, as ``kvferry/transport.h`` counts them."""
+    kind, _, number = device.partition(":")
+    return (0, 0) if kind == "cpu" else (1, int(number or 0))

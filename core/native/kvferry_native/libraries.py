@@ -1,0 +1,111 @@
+"""Where a transport's shared object is, and the library behind it: in that library's own wheel."""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TRANSPORTS = Path(__file__).parent / "transports"
+
+
+class TransportUnavailableError(Exception):
+    """A transport that is not here; the message says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What a transport needs beside its own shared object."""
+
+    package: str
+    """The import package of the wheel that brings it. It is looked up, never imported."""
+    files: tuple[str, ...]
+    """What to load, in order, relative to the package."""
+    install: str
+    distribution: str
+    """Whose version it has."""
+    version_variable: str | None = None
+    """Where the shared object looks for the version, if the library itself cannot tell."""
+    supported: tuple[int, int] | None = None
+    """First major version that we know, and first that we do not."""
+
+
+LIBRARIES = {
+    "nixl": Library(
+        "nixl_cu12",
+        ("../.nixl_cu12.mesonpy.libs/libnixl_capi.so",),
+        "pip install nixl",
+        "nixl-cu12",
+        version_variable="KVFERRY_NIXL_VERSION",
+        supported=(1, 2),
+    ),
+    "ucx": Library("libucx", ("lib/libucp.so.0",), "pip install 'kvferry-native[ucx]'", "libucx-cu12"),
+}
+
+
+def transport_path(name: str) -> Path:
+    """Return the transport's shared object, with the library behind it loaded.
+
+    The library is loaded by path first: the shared object's own search path holds only where both wheels lie in one
+    folder.
+
+    Raises:
+        TransportUnavailableError: there is no such transport, or its library is not installed.
+    """
+    path = TRANSPORTS / f"{name}.so"
+    if not path.is_file():
+        raise TransportUnavailableError(f"there is no native transport {name!r}; there are {_names()}")
+    library = LIBRARIES.get(name)
+    if library is not None:
+        _load(name, library)
+    return path
+
+
+def usable() -> dict[str, str]:
+    """Each transport of this package, with what is missing, or nothing. Loads no library."""
+    return {name: _missing(LIBRARIES.get(name)) for name in _names()}
+
+
+def _names() -> list[str]:
+    return sorted(path.stem for path in TRANSPORTS.glob("*.so"))
+
+
+def _missing(library: Library | None) -> str:
+    if library is None or _folder(library) is not None:
+        return ""
+    return f"the package {library.package}: {library.install}"
+
+
+def _folder(library: Library) -> Path | None:
+    spec = importlib.util.find_spec(library.package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])
+
+
+def _load(name: str, library: Library) -> None:
+    folder = _folder(library)
+    if folder is None:
+        raise TransportUnavailableError(f"transport {name} needs the package {library.package}: {library.install}")
+    # UCX logs to stdout otherwise, where --json prints its one object; it reads this as it is loaded.
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    _check_version(name, library)
+    for file in library.files:
+        try:
+            ctypes.CDLL(str(folder / file), ctypes.RTLD_LOCAL)
+        except OSError as error:
+            raise TransportUnavailableError(f"transport {name} cannot load {folder / file}: {error}") from error
+
+
+def _check_version(name: str, library: Library) -> None:
+    version = importlib.metadata.version(library.distribution)
+    if library.supported is not None:
+        first, behind = library.supported
+        if not first <= int(version.split(".")[0]) < behind:
+            raise TransportUnavailableError(
+                f"transport {name} knows {library.distribution} {first} up to {behind}, not {version}"
+            )
+    if library.version_variable is not None:
+        os.environ[library.version_variable] = version

@@ -1,0 +1,93 @@
+// The front of a native agent: what any thread may call. It keeps peers and memory, and hands transfers to its lanes.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "descriptor.hpp"
+#include "lane.hpp"
+#include "transfers.hpp"
+
+namespace kvferry {
+
+struct EngineOptions {
+    // Threads, each with an agent of the transport: a transfer's pieces are shared out among them.
+    std::size_t lanes = 1;
+    PieceLimits pieces;
+    // Each lane's buffer for gathering segments shorter than `gather_below`; 0 = none.
+    std::uint64_t staging_bytes = 0;
+    // 32 KiB: up to 16 KiB gathering won everywhere, at 64 KiB nowhere by much (benchmarks/gathering.py).
+    std::uint64_t gather_below = 32 << 10;
+    std::chrono::microseconds spin{50};
+    // For the transport.
+    Options transport;
+};
+
+class Engine {
+public:
+    Engine(TransportLibrary library, const EngineOptions &options);
+    ~Engine() { close(); }
+
+    std::string transport() const { return library_.name(); }
+    std::string version() const { return library_.version(); }
+    bool carries_notices() const { return library_.table().notify != nullptr; }
+
+    // --- memory and peers: these wait for the lanes, which may be busy with a piece ---
+    std::uint64_t register_memory(const std::vector<Region> &regions);
+    void deregister_memory(std::uint64_t registration);
+    Bytes descriptor();
+    // `process`: a pidfd of the peer, which the engine keeps; -1 = not a process of this host.
+    PeerId connect(std::span<const std::uint8_t> descriptor, FileDescriptor process);
+    void disconnect(PeerId peer);
+
+    // --- transfers: these never wait ---
+    // Raises if an address is not registered, at either end, or the peer is gone; then nothing is posted.
+    TransferId submit(PeerId peer, std::vector<Segment> segments, std::optional<Bytes> notice = std::nullopt);
+    // A block list that cannot be planned is a failed completion.
+    TransferId submit_blocks(PeerId peer, BlockOrder order, std::optional<Bytes> notice = std::nullopt);
+    bool cancel(TransferId id, const std::string &reason) { return book_.stop(id, reason); }
+    std::optional<std::uint64_t> bytes_done(TransferId id) const { return book_.bytes_done(id); }
+    std::vector<Completion> collect() { return book_.collect(); }
+    std::vector<Bytes> collect_notices() { return book_.collect_notices(); }
+    int wakeup_fd() const { return book_.wakeup_fd(); }
+
+    void set_active(bool active);
+    void nudge(unsigned rounds);
+    // Progress calls so far of the lane that made the fewest.
+    std::uint64_t rounds() const;
+    // End the threads and release everything. Idempotent. Not to be called beside other calls.
+    void close();
+
+private:
+    using LaneRegistrations = std::vector<std::uint64_t>;
+
+    struct Registration {
+        std::vector<Region> regions;
+        // By lane.
+        std::vector<LaneRegistrations> handles;
+    };
+
+    void require_open() const;
+    const std::shared_ptr<Peer> &peer(PeerId id) const;
+    LaneRegistrations register_on(Lane &lane, const std::vector<Region> &regions);
+    void check(const Peer &peer, const Segment &segment) const;
+    void check(const Peer &peer, const BlockMap &map) const;
+    TransferId begin(std::shared_ptr<Transfer> transfer);
+
+    const TransportLibrary library_;
+    const EngineKey key_;
+    TransferBook book_;
+    const std::vector<EventFd> bells_;
+    std::vector<std::unique_ptr<Lane>> lanes_;
+    // Ids, peers and memory belong to the callers, who take turns.
+    mutable std::mutex mutex_;
+    std::uint64_t next_id_ = 1;
+    RegionTable memory_;
+    std::map<std::uint64_t, Registration> registrations_;
+    std::map<PeerId, std::shared_ptr<Peer>> peers_;
+};
+
+}  // namespace kvferry

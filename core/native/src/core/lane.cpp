@@ -1,0 +1,252 @@
+#include "lane.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <set>
+
+namespace kvferry {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// With something in flight a lane looks after it at least so often, whatever the transport's descriptor says.
+constexpr auto kNapInFlight = 10ms;
+
+constexpr unsigned kRefusedSleeps = 256;
+
+const char *kProcessEnded = "the peer's process ended";
+
+std::string reason(const kvferry_completion &completion) {
+    if (completion.status == KVFERRY_OK) return {};
+    if (completion.error.text[0] != '\0') return completion.error.text;
+    return "the transport reported status " + std::to_string(completion.status);
+}
+
+}  // namespace
+
+Lane::Lane(std::size_t index, const TransportLibrary &library, const Options &options, LaneOptions limits,
+           TransferBook &book, const std::vector<EventFd> &bells)
+    : index_(index), limits_(limits), book_(book), bells_(bells) {
+    std::promise<void> ready;
+    auto result = ready.get_future();
+    // By value: the thread may still be inside `set_value` when we return.
+    thread_ = std::thread([this, library, options, ready = std::move(ready)]() mutable {
+        run(library, options, std::move(ready));
+    });
+    try {
+        result.get();
+    } catch (...) {
+        thread_.join();
+        throw;
+    }
+}
+
+Lane::~Lane() {
+    stopping_ = true;
+    wake();
+    thread_.join();
+}
+
+void Lane::enqueue(std::function<void(TransportAgent &)> task) {
+    {
+        const std::lock_guard lock(mutex_);
+        tasks_.push_back(std::move(task));
+    }
+    wake();
+}
+
+void Lane::set_active(bool active) {
+    active_ = active;
+    wake();
+}
+
+void Lane::nudge(unsigned rounds) {
+    nudges_ = rounds;
+    wake();
+}
+
+void Lane::run(const TransportLibrary &library, const Options &options, std::promise<void> ready) {
+    ::pthread_setname_np(::pthread_self(), ("kvferry-" + library.name()).substr(0, 15).c_str());
+    try {
+        agent_ = std::make_unique<TransportAgent>(library, options);
+        if (limits_.staging_bytes > 0) {
+            staging_ = std::make_unique<Staging>(*agent_, limits_.staging_bytes, limits_.staging_slots);
+        }
+    } catch (...) {
+        agent_.reset();
+        ready.set_exception(std::current_exception());
+        return;
+    }
+    ready.set_value();
+    loop();
+    staging_.reset();
+    agent_.reset();
+}
+
+void Lane::loop() {
+    while (!stopping_) {
+        bool moved = run_tasks();
+        moved |= plan_one();
+        moved |= post_one();
+        moved |= progress();
+        rest(moved);
+    }
+    run_tasks();
+}
+
+bool Lane::run_tasks() {
+    std::deque<std::function<void(TransportAgent &)>> tasks;
+    {
+        const std::lock_guard lock(mutex_);
+        tasks.swap(tasks_);
+    }
+    for (auto &task : tasks) task(*agent_);
+    return !tasks.empty();
+}
+
+bool Lane::plan_one() {
+    const auto transfer = book_.take_unplanned();
+    if (transfer == nullptr) return false;
+    try {
+        std::vector<Segment> segments = std::move(transfer->segments);
+        if (const auto &blocks = transfer->order) {
+            const Order order = staging_ != nullptr && gathers_ ? Order::kDestination : Order::kSource;
+            segments = plan(*blocks->map, blocks->src, blocks->dst, order);
+        }
+        if (const auto over = book_.planned(transfer, split_long(std::move(segments), limits_.piece_bytes))) {
+            conclude(over);
+        } else {
+            for (const EventFd &bell : bells_) bell.signal();
+        }
+    } catch (const std::exception &error) {
+        book_.fail(transfer, error.what());
+    }
+    return true;
+}
+
+bool Lane::post_one() {
+    const auto piece = book_.take(index_);
+    if (!piece) return false;
+    const auto &peer = piece->transfer->peer;
+    std::string error;
+    // A transport that writes to a process id must not meet the stranger that has it next.
+    if (peer->process.readable()) {
+        error = kProcessEnded;
+    } else {
+        try {
+            if (post(*piece)) return true;
+            book_.put_back(*piece, index_);
+            return false;
+        } catch (const std::exception &refused) {
+            error = refused.what();
+        }
+    }
+    if (const auto over = book_.finish(*piece, index_, error)) conclude(over);
+    return true;
+}
+
+bool Lane::post(const Piece &piece) {
+    std::optional<Staging::Gathered> gathered;
+    if (staging_ != nullptr && gathers_) gathered = staging_->gather(piece.segments(), limits_.gather_below);
+    const auto give_back = [&] {
+        if (gathered) staging_->release(gathered->slot);
+    };
+    try {
+        const auto segments = gathered ? std::span<const Segment>(gathered->segments) : piece.segments();
+        if (!agent_->post(handle(*piece.transfer->peer), next_post_, segments)) {
+            give_back();
+            return false;
+        }
+    } catch (...) {
+        give_back();
+        throw;
+    }
+    posted_.emplace(next_post_++, Posted{piece, gathered ? std::optional(gathered->slot) : std::nullopt});
+    return true;
+}
+
+bool Lane::progress() {
+    const auto completions = agent_->progress();
+    for (const auto &completion : completions) settle(completion);
+    ++rounds_;
+    take_notices();
+    return !completions.empty();
+}
+
+void Lane::settle(const kvferry_completion &completion) {
+    const auto found = posted_.find(completion.post);
+    if (found == posted_.end()) return;
+    const Posted posted = std::move(found->second);
+    posted_.erase(found);
+    if (posted.slot) staging_->release(*posted.slot);
+    if (const auto over = book_.finish(posted.piece, index_, reason(completion))) conclude(over);
+}
+
+void Lane::conclude(const std::shared_ptr<Transfer> &transfer) {
+    if (transfer->notice && !transfer->stopped()) {
+        try {
+            agent_->notify(handle(*transfer->peer), *transfer->notice);
+        } catch (const std::exception &error) {
+            book_.fail(transfer, std::string("all bytes are there, but the notice of it was refused: ") + error.what());
+            return;
+        }
+    }
+    book_.end(transfer);
+}
+
+void Lane::take_notices() {
+    while (auto notice = agent_->take_notice()) book_.put_notice(std::move(*notice));
+}
+
+bool Lane::in_demand() const { return !posted_.empty() || active_ || nudges_ > 0; }
+
+void Lane::rest(bool moved) {
+    const bool working = !posted_.empty() || book_.has_work();
+    if (nudges_ > 0) --nudges_;
+    if (moved) {
+        last_move_ = Clock::now();
+        refused_sleeps_ = 0;
+        return;
+    }
+    if (!working && !in_demand()) {
+        sleep(-1ms);
+        return;
+    }
+    if (agent_->wakeup_fd() < 0 || nudges_ > 0 || Clock::now() - last_move_ < limits_.spin) {
+        // Two workers of one machine may share a core: whoever has bytes to move goes first.
+        ::sched_yield();
+        return;
+    }
+    sleep(working ? kNapInFlight : -1ms);
+    if (!posted_.empty()) forget_dead_peers();
+}
+
+void Lane::sleep(std::chrono::milliseconds longest) {
+    int transport = agent_->wakeup_fd();
+    if (transport >= 0 && !agent_->arm()) {
+        // A transport that always has work and never gets anywhere must not cost a core.
+        if (++refused_sleeps_ < kRefusedSleeps) return;
+        transport = -1;
+        longest = kNapInFlight;
+    }
+    refused_sleeps_ = 0;
+    pollfd entries[2] = {{bells_[index_].get(), POLLIN, 0}, {transport, POLLIN, 0}};
+    ::poll(entries, 2, static_cast<int>(longest.count()));
+    bells_[index_].clear();
+}
+
+void Lane::forget_dead_peers() {
+    std::set<std::shared_ptr<Peer>> dead;
+    for (const auto &[post, posted] : posted_) {
+        const auto &peer = posted.piece.transfer->peer;
+        if (peer->process.readable()) dead.insert(peer);
+    }
+    for (const auto &peer : dead) {
+        book_.leave(peer, kProcessEnded);
+        agent_->disconnect(handle(*peer), true);
+    }
+}
+
+}  // namespace kvferry

@@ -1,0 +1,102 @@
+"""A native agent with one buffer in a process of its own, driven by lines of JSON."""
+
+import json
+import os
+import select
+import sys
+import time
+
+import numpy as np
+
+from kvferry_backends.native_agent import NativeAgent
+from kvferry_native import BlockMap
+from kvferry_plugins.errors import KvferryError
+from kvferry_plugins.transceiver import Region
+from kvferry_plugins.types import AgentSpec
+
+BLOCK = 4096
+
+
+class Child:
+    def __init__(self, transport, name, nbytes, options):
+        self.agent = NativeAgent(AgentSpec(transport.upper(), name, "cpu", json.loads(options)), transport)
+        self.buffer = np.zeros(int(nbytes), dtype=np.uint8)
+        self.agent.register([Region(self.buffer.ctypes.data, len(self.buffer))])
+        self.completions = {}
+
+    def describe(self):
+        return {"descriptor": self.agent.local_descriptor().hex(), "address": self.buffer.ctypes.data}
+
+    def connect(self, descriptor):
+        return self.agent.connect(bytes.fromhex(descriptor))
+
+    def disconnect(self, peer):
+        self.agent.disconnect(peer)
+
+    def fill(self, seed):
+        self.buffer[:] = _pattern(seed, len(self.buffer))
+
+    def wrong_bytes(self, seed):
+        return int(np.count_nonzero(self.buffer != _pattern(seed, len(self.buffer))))
+
+    def write(self, peer, address, pieces=1):
+        size = len(self.buffer) // pieces
+        offsets = np.random.default_rng(pieces).permutation(np.arange(pieces, dtype=np.int64)) * size
+        sizes = np.full(pieces, size, dtype=np.int64)
+        return self.agent.submit(peer, offsets + self.buffer.ctypes.data, offsets + address, sizes)
+
+    def write_blocks(self, peer, address, src, dst, notice=None):
+        count = len(self.buffer) // BLOCK
+        pool = (self.buffer.ctypes.data, BLOCK, count, address, BLOCK, count, [(0, BLOCK)])
+        ids = (np.array(each, dtype=np.int32) for each in (src, dst))
+        return self.agent.submit_blocks(peer, BlockMap([pool]), *ids, notice.encode() if notice else None)
+
+    def block(self, number):
+        return int(self.buffer[number * BLOCK : (number + 1) * BLOCK].astype(np.int64).sum())
+
+    def outcome(self, transfer, seconds=15.0):
+        deadline = time.monotonic() + seconds
+        while transfer not in self.completions and time.monotonic() < deadline:
+            select.select([self.agent.wakeup_fd()], [], [], 0.2)
+            self.completions |= {each.id: each for each in self.agent.poll()}
+        found = self.completions.get(transfer)
+        return found and {"ok": found.ok, "error": found.error}
+
+    def notices(self, seconds=5.0):
+        select.select([self.agent.wakeup_fd()], [], [], seconds)
+        return [notice.decode() for notice in self.agent.notices()]
+
+    def fence(self, peer):
+        return self.agent.fence(peer).name
+
+    def set_active(self, active):
+        self.agent.set_active(active)
+
+    def cpu_share(self, seconds):
+        before = time.process_time()
+        time.sleep(seconds)
+        return (time.process_time() - before) / seconds
+
+    def close(self):
+        self.agent.close()
+        return len(os.listdir("/proc/self/task"))
+
+
+def _pattern(seed, nbytes):
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def main():
+    child = Child(*sys.argv[1:])
+    print(json.dumps(child.describe()), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = {"answer": getattr(child, command.pop("command"))(**command)}
+        except KvferryError as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

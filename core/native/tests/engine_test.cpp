@@ -1,0 +1,244 @@
+// The engine over the in-process transport; built plain and under ThreadSanitizer.
+#include "core/engine.hpp"
+
+#include <numeric>
+
+#include "check.hpp"
+
+using namespace kvferry;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::size_t kBytes = 4 << 20;
+
+TransportLibrary inprocess() { return TransportLibrary(kvferry_transport_v1()); }
+
+struct Side {
+    // Goes after the engine, whose threads write to it.
+    std::vector<std::uint8_t> memory;
+    Engine engine;
+
+    explicit Side(EngineOptions options = {}) : memory(kBytes), engine(inprocess(), options) {
+        engine.register_memory({{address(), kBytes, KVFERRY_CPU, 0}});
+    }
+
+    std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(memory.data()); }
+
+    void fill() {
+        for (std::size_t index = 0; index < memory.size(); ++index) memory[index] = static_cast<std::uint8_t>(index * 7);
+    }
+
+    Completion wait(TransferId id) {
+        std::optional<Completion> found;
+        CHECK(eventually([&] {
+            for (auto &completion : engine.collect()) {
+                if (completion.id == id) found = completion;
+            }
+            return found.has_value();
+        }));
+        return *found;
+    }
+};
+
+EngineOptions small_pieces(Options transport = {}, std::size_t lanes = 1) {
+    EngineOptions options;
+    options.lanes = lanes;
+    options.pieces = {64 << 10, 16, 4};
+    options.transport = std::move(transport);
+    return options;
+}
+
+std::vector<Segment> whole(const Side &from, const Side &to, std::size_t pieces = 1) {
+    std::vector<Segment> segments;
+    for (std::size_t index = 0; index < pieces; ++index) {
+        const std::size_t offset = index * (kBytes / pieces);
+        segments.push_back({from.address() + offset, to.address() + offset, kBytes / pieces});
+    }
+    return segments;
+}
+
+// One of 32 equal parts, in 8 pieces: two transfers of different parts never meet.
+std::vector<Segment> part(const Side &from, const Side &to, std::size_t number) {
+    std::vector<Segment> segments;
+    constexpr std::size_t kPiece = kBytes / 32 / 8;
+    for (std::size_t index = number * 8; index < number * 8 + 8; ++index) {
+        segments.push_back({from.address() + index * kPiece, to.address() + index * kPiece, kPiece});
+    }
+    return segments;
+}
+
+PeerId meet(Side &from, Side &to) { return from.engine.connect(to.engine.descriptor(), FileDescriptor()); }
+
+void bytes_arrive(std::size_t lanes, Options transport) {
+    Side from(small_pieces(std::move(transport), lanes)), to(small_pieces());
+    from.fill();
+    const PeerId peer = meet(from, to);
+    CHECK(meet(from, to) == peer);
+    for (std::size_t pieces : {1, 7, 512}) {
+        std::fill(to.memory.begin(), to.memory.end(), std::uint8_t{0});
+        const Completion end = from.wait(from.engine.submit(peer, whole(from, to, pieces)));
+        CHECK(end.ok);
+        CHECK(end.nbytes == kBytes / pieces * pieces);
+        CHECK(std::equal(to.memory.begin(), to.memory.begin() + static_cast<long>(end.nbytes), from.memory.begin()));
+    }
+}
+
+void block_lists_arrive(std::uint64_t staging_bytes) {
+    EngineOptions options = small_pieces();
+    options.staging_bytes = staging_bytes;
+    Side from(options), to(small_pieces());
+    from.fill();
+    constexpr std::size_t kBlock = 4096, kBlocks = kBytes / kBlock;
+    auto map = std::make_shared<const BlockMap>(std::vector<PoolPair>{
+        {from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, {{0, 1024}, {2048, 1024}}}});
+    std::vector<std::int32_t> src(kBlocks / 2), dst(kBlocks / 2);
+    std::iota(src.begin(), src.end(), 0);
+    for (std::size_t index = 0; index < dst.size(); ++index) dst[index] = static_cast<std::int32_t>(kBlocks - 1 - index);
+    const auto end = from.wait(from.engine.submit_blocks(meet(from, to), {map, src, dst}));
+    CHECK(end.ok);
+    for (std::size_t index = 0; index < src.size(); ++index) {
+        const auto *source = &from.memory[static_cast<std::size_t>(src[index]) * kBlock];
+        const auto *target = &to.memory[static_cast<std::size_t>(dst[index]) * kBlock];
+        CHECK(std::equal(source, source + 1024, target));
+        CHECK(std::equal(source + 2048, source + 3072, target + 2048));
+        CHECK(target[1024] == 0);
+    }
+    const auto bad = from.wait(from.engine.submit_blocks(meet(from, to), {map, {0, 1}, {5, 5}}));
+    CHECK(!bad.ok && bad.nbytes == 0 && bad.error == "destination block 5 is named twice");
+}
+
+// Blocks of 512 bytes from all over the place to neighbours.
+void small_blocks_are_gathered(std::uint64_t staging_bytes) {
+    EngineOptions options = small_pieces({{"again_every", "3"}, {"delay_us", "50"}});
+    options.staging_bytes = staging_bytes;
+    Side from(options), to(small_pieces());
+    from.fill();
+    constexpr std::size_t kBlock = 512, kBlocks = kBytes / kBlock;
+    auto map = std::make_shared<const BlockMap>(std::vector<PoolPair>{
+        {from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, {{0, kBlock}}}});
+    std::vector<std::int32_t> src(kBlocks), dst(kBlocks);
+    for (std::size_t index = 0; index < kBlocks; ++index) {
+        src[index] = static_cast<std::int32_t>(index * 4099 % kBlocks);
+        dst[index] = static_cast<std::int32_t>(index);
+    }
+    CHECK(from.wait(from.engine.submit_blocks(meet(from, to), {map, src, dst})).ok);
+    for (std::size_t index = 0; index < kBlocks; ++index) {
+        const auto *source = &from.memory[static_cast<std::size_t>(src[index]) * kBlock];
+        CHECK(std::equal(source, source + kBlock, &to.memory[index * kBlock]));
+    }
+}
+
+void what_is_not_registered_is_refused() {
+    Side from, to;
+    const PeerId peer = meet(from, to);
+    auto segments = whole(from, to);
+    segments[0].dst += 1;
+    CHECK(message_of<Error>([&] { from.engine.submit(peer, segments); }).starts_with("the peer has not registered"));
+    CHECK(message_of<Error>([&] { from.engine.connect(Bytes(100, 7), FileDescriptor()); }) ==
+          "this is no descriptor of a native engine");
+    auto cut = to.engine.descriptor();
+    cut.pop_back();
+    CHECK(message_of<Error>([&] { from.engine.connect(cut, FileDescriptor()); }) ==
+          "the descriptor is cut short or damaged");
+    CHECK(from.engine.collect().empty());
+}
+
+void failures_end_a_transfer_once() {
+    Side from(small_pieces({{"fail_every", "5"}})), to;
+    const auto end = from.wait(from.engine.submit(meet(from, to), whole(from, to, 64)));
+    CHECK(!end.ok && end.error == "asked to fail" && end.nbytes < kBytes);
+    std::this_thread::sleep_for(20ms);
+    CHECK(from.engine.collect().empty());
+}
+
+void cancellation_ends_once_nothing_is_in_flight() {
+    Side from(small_pieces({{"delay_us", "20000"}})), to;
+    const PeerId peer = meet(from, to);
+    const auto id = from.engine.submit(peer, whole(from, to, 64));
+    CHECK(eventually([&] { return from.engine.bytes_done(id).value_or(0) > 0; }));
+    CHECK(from.engine.cancel(id, "changed our mind"));
+    const auto end = from.wait(id);
+    CHECK(!end.ok && end.error == "changed our mind" && end.nbytes < kBytes);
+    CHECK(!from.engine.cancel(id, "again"));
+    const auto second = from.engine.submit(peer, whole(from, to, 64));
+    from.engine.disconnect(peer);
+    CHECK(from.wait(second).error == "disconnected");
+}
+
+void a_notice_comes_after_the_bytes() {
+    Side from(small_pieces()), to;
+    from.fill();
+    const Bytes sent{1, 2, 3};
+    const auto id = from.engine.submit(meet(from, to), whole(from, to, 64), sent);
+    std::vector<Bytes> notices;
+    CHECK(eventually([&] { return !(notices = to.engine.collect_notices()).empty(); }));
+    CHECK(notices.size() == 1 && notices[0] == sent);
+    CHECK(to.memory == from.memory);
+    CHECK(from.wait(id).ok);
+}
+
+void many_threads_and_peers() {
+    EngineOptions options = small_pieces({{"again_every", "3"}}, 2);
+    options.pieces = {16 << 10, 2, 4};
+    Side from(options);
+    std::vector<std::unique_ptr<Side>> targets;
+    std::vector<PeerId> peers;
+    for (std::size_t index = 0; index < 3; ++index) {
+        targets.push_back(std::make_unique<Side>(small_pieces()));
+        peers.push_back(meet(from, *targets.back()));
+    }
+    std::atomic<std::size_t> ended = 0;
+    std::vector<std::thread> threads;
+    for (std::size_t index = 0; index < 3; ++index) {
+        threads.emplace_back([&, index] {
+            for (std::size_t round = 0; round < 20; ++round) {
+                const auto id = from.engine.submit(peers[index], part(from, *targets[index], round));
+                if (round % 5 == 4) from.engine.cancel(id, "enough");
+                ended += from.engine.collect().size();
+            }
+        });
+    }
+    for (auto &thread : threads) thread.join();
+    CHECK(eventually([&] { return (ended += from.engine.collect().size()) == 60; }));
+}
+
+void a_target_that_closes_breaks_nobody() {
+    Side from(small_pieces({{"delay_us", "1000"}}));
+    auto to = std::make_unique<Side>();
+    const auto id = from.engine.submit(meet(from, *to), whole(from, *to, 64));
+    CHECK(eventually([&] { return from.engine.bytes_done(id).value_or(1) > 0; }));
+    to.reset();
+    const auto end = from.wait(id);
+    CHECK(!end.ok && end.error == "the peer is closed");
+}
+
+void bad_options_and_registrations_leave_nothing() {
+    CHECK(message_of<Error>([] { Side(small_pieces({{"speed", "9"}})); }).starts_with("there is no option speed"));
+    EngineOptions huge;
+    huge.staging_bytes = std::uint64_t{1} << 60;
+    CHECK(message_of<Error>([&] { Side{huge}; }).ends_with("does not fit memory"));
+    CHECK(message_of<Error>([] { Side(small_pieces({{"refuse_registration", "1"}})); }) ==
+          "asked to refuse registration");
+}
+
+}  // namespace
+
+int main() {
+    bytes_arrive(1, {});
+    bytes_arrive(2, {});
+    bytes_arrive(2, {{"again_every", "2"}});
+    bytes_arrive(1, {{"delay_us", "300"}});
+    block_lists_arrive(0);
+    block_lists_arrive(1 << 20);
+    small_blocks_are_gathered(1 << 20);
+    small_blocks_are_gathered(4096);
+    what_is_not_registered_is_refused();
+    failures_end_a_transfer_once();
+    cancellation_ends_once_nothing_is_in_flight();
+    a_notice_comes_after_the_bytes();
+    many_threads_and_peers();
+    a_target_that_closes_breaks_nobody();
+    bad_options_and_registrations_leave_nothing();
+    std::puts("engine: all fine");
+}
