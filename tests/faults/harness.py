@@ -14,6 +14,9 @@ from kvferry.bench.processes import Child
 ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "1"))
 """Rounds of each scenario: `make faults` runs 20."""
 
+ATTEMPTS = 4 * ROUNDS + 12
+"""A round that missed its moment does not count; so many may be tried for all of them."""
+
 TRANSFER_SECONDS = 1.5
 ADMISSION_SECONDS = 2.0
 BLOCKS = 4096

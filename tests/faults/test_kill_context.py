@@ -3,6 +3,7 @@ import time
 import pytest
 from faults.harness import (
     ADMISSION_SECONDS,
+    ATTEMPTS,
     LOST,
     ROUNDS,
     TRANSFER_SECONDS,
@@ -21,7 +22,7 @@ def test_a_generation_worker_survives_its_context_workers_death(cast: Cast, mome
     generation, healthy = cast.start("generation"), cast.start("context")
     free_before = generation.ask("statistics")["free"]
     counted = 0
-    for _ in range(4 * ROUNDS):
+    for _ in range(ATTEMPTS):
         context = cast.start("context")
         request, params = prepare(cast, context, generation)
         generation.ask("receive", request=request, **params)

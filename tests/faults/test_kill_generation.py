@@ -3,6 +3,7 @@ import time
 import pytest
 from faults.harness import (
     ADMISSION_SECONDS,
+    ATTEMPTS,
     LOST,
     ROUNDS,
     TRANSFER_SECONDS,
@@ -21,7 +22,7 @@ def test_a_context_worker_survives_its_generation_workers_death(cast: Cast, mome
     context, healthy = cast.start("context"), cast.start("generation")
     free_before = context.ask("statistics")["free"]
     counted = 0
-    for _ in range(4 * ROUNDS):
+    for _ in range(ATTEMPTS):
         generation = cast.start("generation")
         request, params = prepare(cast, context, generation)
         generation.ask("receive", request=request, **params)

@@ -3,6 +3,7 @@ import time
 
 import pytest
 from faults.harness import (
+    ATTEMPTS,
     BLOCKS,
     ROUNDS,
     TRANSFER_SECONDS,
@@ -31,7 +32,7 @@ def test_no_byte_of_a_later_request_changes_when_a_stopped_writer(cast: Cast, fa
     generation, healthy = cast.start("generation"), cast.start("context")
     free_before = generation.ask("statistics")["free"]
     counted = 0
-    for _ in range(4 * ROUNDS):
+    for _ in range(ATTEMPTS):
         context = cast.start("context")
         request, params = prepare(cast, context, generation)
         generation.ask("receive", request=request, **params)
