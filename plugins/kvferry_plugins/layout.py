@@ -5,7 +5,7 @@ memory. Nothing here touches memory; addresses are plain integers.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -127,10 +127,6 @@ class KvLayout:
     def num_blocks(self, group: int) -> int:
         """Block ids of ``group`` run from 0 to this, exclusive."""
         return min(self.pools[pool].num_blocks for pool in self.groups[group].pools)
-
-    def without_addresses(self) -> "KvLayout":
-        """The geometry alone: what two workers compare, and what an explanation prints."""
-        return replace(self, pools=tuple(replace(pool, base=0) for pool in self.pools))
 
 
 def dense_pool(

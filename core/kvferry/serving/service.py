@@ -207,6 +207,7 @@ class Service:
             "drained": self.drained,
             "plan": {**plain_plan(plan, model=model), "warnings": list(plan.warnings)},
             "plugins": self.registry.plugin_set(),
+            "observers": {name: asdict(counts) for name, counts in self.registry.observer_counts().items()},
             "engine": {"alive": self.loop.alive, **self.loop.counts()},
             "manager": {"kind": self.parts.manager.kind, "groups": self.statistics()},
             "transceiver": self.transceiver.status_dump(),

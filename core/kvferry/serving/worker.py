@@ -113,6 +113,7 @@ def running_service(
         on_event=lambda event: bell.set(),
     )
     with contextlib.ExitStack() as stack:
+        stack.callback(registry.drain_observers)  # after the last transfer's end was told
         stack.callback(parts.shutdown)
         limit_threads(options.threads)
         device = parts.manager.layout.pools[0].device
