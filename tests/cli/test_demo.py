@@ -107,7 +107,8 @@ def test_ctrl_c_ends_the_workers():
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
-    assert process.returncode == 1
+    # 1 as click says it, or the signal itself where it finds the interpreter on its way out
+    assert process.returncode in (1, -signal.SIGINT), said
     assert "Traceback" not in said
     assert psutil.wait_procs(children, timeout=5)[1] == []
 
