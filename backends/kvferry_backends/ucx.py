@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from kvferry_backends.probing import library_findings
+from kvferry_backends.undriven import refuse_agent
 from kvferry_plugins import hookimpl
-from kvferry_plugins.errors import BackendUnavailableError
 from kvferry_plugins.transceiver import TransferAgent
 from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
 
@@ -24,10 +24,7 @@ def transfer_backends() -> tuple[TransferBackend, ...]:
 
 @hookimpl
 def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
-    raise BackendUnavailableError(
-        f"backend {spec.backend} has no transfer agent yet: "
-        "set cache_transceiver_config.backend to NIXL and transceiver_runtime to PYTHON"
-    )
+    refuse_agent(spec)
 
 
 def probe() -> Mapping[str, object]:

@@ -51,10 +51,7 @@ class ContextSide:
     @property
     def eager(self) -> bool:
         """Whether somebody waits for a posted write, so that it is worth a core; not if its request is over."""
-        return self._deliveries.in_flight and any(
-            send.state is SendState.POSTING and send.delivery is not None and send.delivery.in_flight
-            for send in self._sends.values()
-        )
+        return self._deliveries.awaited
 
     # --- what the engine asks ------------------------------------------------------------------------------------
 

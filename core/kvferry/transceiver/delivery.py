@@ -5,7 +5,7 @@ import numpy as np
 from kvferry.transceiver.checksum import checksum_blocks
 from kvferry.transceiver.coalesce import plan_segments
 from kvferry.transceiver.pieces import PIECES_IN_FLIGHT, cut
-from kvferry.transceiver.sends import Delivery, Send
+from kvferry.transceiver.sends import Delivery, Send, SendState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import ChunkDone, Done
 from kvferry_plugins.errors import TransferError
@@ -26,6 +26,11 @@ class Deliveries:
     def in_flight(self) -> bool:
         """Whether anything is posted."""
         return bool(self._posted)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a request that is not over waits for something posted."""
+        return any(send.state is SendState.POSTING for send, _ in self._posted.values())
 
     def advance(self, send: Send, delivery: Delivery) -> bool:
         """Plan what has been computed, post what there is room for; True once all is complete and DONE is said.
