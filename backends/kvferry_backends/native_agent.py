@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -15,12 +15,12 @@ from kvferry_backends.process_identity import ProcessWatch, own_identity
 from kvferry_plugins.errors import BackendUnavailableError, KvferryError, PeerLostError, TransferError
 from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
 from kvferry_plugins.transceiver import (
+    BlockTransferAgent,
     Completion,
     Fence,
     PeerId,
     Region,
     RegistrationId,
-    TransferAgent,
     TransferId,
 )
 from kvferry_plugins.types import AgentSpec
@@ -51,7 +51,7 @@ class _Peer:
     fenced: bool = False
 
 
-class NativeAgent(TransferAgent):
+class NativeAgent(BlockTransferAgent):
     """Drives one engine of ``kvferry_native``; only ``submit`` and ``poll`` hold the GIL, and only to hand over.
 
     Beyond the contract it takes whole block lists, which the engine plans itself.
@@ -129,32 +129,26 @@ class NativeAgent(TransferAgent):
             rows = [np.ascontiguousarray(column, dtype=np.int64) for column in (src, dst, nbytes)]
             return TransferId(self._engine.submit(peer, rows[0], rows[1], rows[2]))
 
+    def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
+        return make_block_map(src, dst, group)
+
     def submit_blocks(
-        self, peer: PeerId, block_map: "BlockMap", src: BlockIds, dst: BlockIds, notice: bytes | None = None
+        self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds, notice: bytes | None = None
     ) -> TransferId:
-        """Post whole blocks, ``src[i]`` to the peer's ``dst[i]``; planned by the engine. Never blocks.
+        """Post whole blocks.
 
-        Args:
-            peer: as ``connect`` gave it.
-            block_map: of ``block_map`` below.
-            src: int32[n].
-            dst: int32[n]; −1 = the peer does not want this block.
-            notice: what the peer's agent is told once all bytes are there, without waiting for this interpreter.
-
-        Raises:
-            TransferError: the map leaves registered memory, or the transport carries no notices; nothing was posted.
+        ``notice`` is what the peer's agent is told once all bytes are there, without waiting for this interpreter.
         """
         target = self._peer(peer)
         with self._speaking(f"refused a transfer to {target.name}"):
             ours, theirs = (np.ascontiguousarray(column, dtype=np.int32) for column in (src, dst))
-            return TransferId(self._engine.submit_blocks(peer, block_map, ours, theirs, notice))
+            prepared = cast("BlockMap", block_map)
+            return TransferId(self._engine.submit_blocks(peer, prepared, ours, theirs, notice))
 
     def cancel(self, transfer: TransferId, reason: str = "cancelled") -> bool:
-        """Post nothing more of it; its completion comes once nothing is in flight. False: it is over already."""
         return self._engine.cancel(transfer, reason)
 
     def progress_bytes(self, transfer: TransferId) -> int | None:
-        """Bytes of a transfer that are complete at the peer by now; None if it is over."""
         return self._engine.bytes_done(transfer)
 
     def poll(self) -> list[Completion]:
@@ -175,7 +169,6 @@ class NativeAgent(TransferAgent):
         return self._engine.collect_notices()
 
     def set_active(self, active: bool) -> None:
-        """Say that a peer writes here, from its POSTING to its DONE; without it a target's progress may be lazy."""
         self._engine.set_active(active)
 
     def wakeup_fd(self) -> int | None:
@@ -243,7 +236,7 @@ class NativeAgent(TransferAgent):
             raise kind(f"{self._name} {what}: {message}") from error
 
 
-def block_map(src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
+def make_block_map(src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
     """Prepare ``submit_blocks`` between two layouts, once a peer and group.
 
     Raises:

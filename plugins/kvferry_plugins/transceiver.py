@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
-from kvferry_plugins.layout import Addresses
+from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
 from kvferry_plugins.types import DisaggregatedParams, TransferRequest, TransferStatus
 
 RegistrationId = NewType("RegistrationId", int)
@@ -91,6 +91,9 @@ class TransferAgent(ABC):
     def poll(self) -> list[Completion]:
         """Make progress, as writer and as target; never block. Each submitted transfer is reported once."""
 
+    def set_active(self, active: bool) -> None:  # noqa: B027 -- optional: most agents progress by ``poll`` alone
+        """Hear that a peer may write here from now on (its POSTING), or that none does any more (the last DONE)."""
+
     @abstractmethod
     def wakeup_fd(self) -> int | None:
         """A descriptor that turns readable when ``poll`` has work, or None: then it is polled while work is known."""
@@ -102,6 +105,43 @@ class TransferAgent(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop and release everything; idempotent."""
+
+
+class BlockTransferAgent(TransferAgent):
+    """A transfer agent that takes whole block lists, and plans and posts them without the interpreter's lock.
+
+    What the ``CPP`` runtime drives.
+    """
+
+    @abstractmethod
+    def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> object:
+        """Prepare ``submit_blocks`` for one layer group of two layouts; the value is the agent's own.
+
+        Raises:
+            TransferError: the blocks differ, or a run of bytes leaves its block.
+        """
+
+    @abstractmethod
+    def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
+        """Write whole blocks, our ``src[i]`` to the peer's ``dst[i]``. Never blocks; raising = nothing was posted.
+
+        Args:
+            peer: as ``connect`` gave it.
+            block_map: from ``block_map``.
+            src: int32[n].
+            dst: int32[n]; −1 = the peer does not want this block.
+
+        Raises:
+            TransferError: the map leaves registered memory, or the transport refused.
+        """
+
+    @abstractmethod
+    def cancel(self, transfer: TransferId, reason: str = "cancelled") -> bool:
+        """Post nothing more of it; its completion comes once nothing is in flight. False: it is over already."""
+
+    @abstractmethod
+    def progress_bytes(self, transfer: TransferId) -> int | None:
+        """Bytes of a transfer that are complete at the peer by now; None if it is over."""
 
 
 class KvCacheTransceiver(ABC):

@@ -61,6 +61,9 @@ class TransferBackend:
     """Why not to use it any more; said as a warning at creation."""
     baseline: str = ""
     """Module that ``python -m`` runs as the raw transport of ``kvferry bench transfer``: ``kvferry.bench.baseline``."""
+    launcher: str = ""
+    """``module:function`` for a transport whose workers must be started together, as one world: from the workers'
+    command lines (a list of lists of str) to the one command line that starts them all. Empty = each on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,9 @@ class ManagerSpec:
     """The effective ``kv_cache_config``, for what a plugin's own manager needs beyond the above."""
 
 
+STAGING_BYTES = "staging_bytes"
+"""Key of ``AgentSpec.options``: bytes of registered memory for gathering small segments (``max_tokens_in_buffer``)."""
+
 LOOPBACK_ONLY = "loopback_only"
 """Key of ``AgentSpec.options``: true where no peer beyond loopback is configured, so that nothing else may listen."""
 
@@ -204,6 +210,8 @@ class AgentSpec:
     name: str
     """Unique among the peers: instance and rank."""
     device: str
+    runtime: str = "PYTHON"
+    """Who drives the agent: under ``CPP`` it must be a ``BlockTransferAgent``."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 

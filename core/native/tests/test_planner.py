@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from kvferry.transceiver.coalesce import plan_segments
-from kvferry_backends.native_agent import block_map
+from kvferry_backends.native_agent import make_block_map
 from kvferry_native import BlockMap, EngineError
 from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
 
@@ -24,7 +24,7 @@ def test_the_engine_plans_what_the_python_runtime_plans(seed):
         random.shuffle(dst)
     dst[random.random(count) < 0.2] = -1
     expected = list(zip(*(column.tolist() for column in plan_segments(here, there, 0, src, dst)), strict=True))
-    assert block_map(here, there, 0).plan(src, dst) == expected
+    assert make_block_map(here, there, 0).plan(src, dst) == expected
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_engine_plans_what_the_python_runtime_plans(seed):
     ],
 )
 def test_block_lists_that_cannot_be_are_refused(src, dst, message):
-    planner = block_map(_layout(0, 64), _layout(0, 100), 0)
+    planner = make_block_map(_layout(0, 64), _layout(0, 100), 0)
     with pytest.raises(EngineError, match=message):
         planner.plan(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32))
 
