@@ -1,12 +1,10 @@
 """Mooncake as a transfer backend: what it can do and whether it is here; its agent comes with the CPP runtime."""
 
-from collections.abc import Mapping
-
 from kvferry_backends.probing import library_findings
 from kvferry_backends.undriven import refuse_agent
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
-from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
+from kvferry_plugins.types import AgentSpec, ProbeReport, RuntimeSupport, TransferBackend
 
 _BACKEND = TransferBackend(
     name="MOONCAKE",
@@ -27,6 +25,6 @@ def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
     refuse_agent(spec)
 
 
-def probe() -> Mapping[str, object]:
+def probe() -> ProbeReport:
     """Report what is installed; called in a process of its own."""
     return library_findings("mooncake", distributions=("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"))

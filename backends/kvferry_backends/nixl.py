@@ -1,11 +1,9 @@
 """NIXL as a transfer backend: what it can do, whether it is here, and its agent."""
 
-from collections.abc import Mapping
-
 from kvferry_backends.probing import library_findings
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
-from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
+from kvferry_plugins.types import AgentSpec, ProbeReport, RuntimeSupport, TransferBackend
 
 _BACKEND = TransferBackend(
     name="NIXL",
@@ -30,6 +28,6 @@ def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
     return NixlAgent(spec)
 
 
-def probe() -> Mapping[str, object]:
+def probe() -> ProbeReport:
     """Report what is installed; called in a process of its own."""
     return library_findings("nixl", distributions=("nixl", "nixl-cu12", "nixl-cu13"))

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from kvferry_plugins.kv_cache import KVCacheManager
@@ -31,6 +31,33 @@ class ScheduleStyle(enum.StrEnum):
     GENERATION_FIRST = "generation_first"
 
 
+class ProbeProblem(TypedDict):
+    """Something that a probe found wrong."""
+
+    what: str
+    """Lower case, no full stop: ``agent.backends lacks UCX``."""
+    fix: str
+    """What to do: a command, a variable; empty where nobody knows."""
+
+
+class ProbeReport(TypedDict):
+    """What a backend's probe found out by really starting its library; it crosses to ``doctor`` as JSON.
+
+    A probe may print, hang, raise or crash: each is a finding about its plugin. What it starts it need not end well.
+    """
+
+    usable: bool
+    """Whether a transfer agent would start here."""
+    library: str | None
+    """The library that was loaded, with its version: ``ucx 1.22.0``; None where there is none."""
+    transports: list[str]
+    """What can move bytes, in the library's own names: ``tcp``, ``cma``, …"""
+    problems: list[ProbeProblem]
+    """With ``usable``: what will go worse than it need; without: why not."""
+    memory: NotRequired[list[str]]
+    """Kinds of memory that can be registered: ``host``, ``cuda``."""
+
+
 # --- declarations: pure data, asked while resolving -------------------------------------------------------------
 
 
@@ -52,7 +79,7 @@ class TransferBackend:
     runtimes: Mapping[str, RuntimeSupport]
     """Runtime name → what is supported under it."""
     probe: str
-    """``module:function``, run in a subprocess by ``doctor``; returns a mapping of findings."""
+    """``module:function``; ``doctor`` calls it in a process of its own, without arguments, for a ``ProbeReport``."""
     requires: tuple[str, ...] = ()
     """Top-level modules that must be installed; looked up, never imported, to tell whether it is available."""
     install: str = ""
