@@ -1,12 +1,13 @@
 """Our block lists against raw UCP puts, in one run: 256 MiB in 4,096 blocks, consecutive and shuffled, two processes.
 
-Run it with the path of ``raw_put``, which CMake builds with ``-DKVFERRY_TESTS=ON``.
+The engine alone: what whole hand-offs take is ``kvferry bench transfer``'s business.
 """
 
 import argparse
 import functools
 import itertools
 import json
+import os
 import select
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvferry_native import BlockMap, Engine, transport_path
+from kvferry_native.libraries import raw_tool
 
 BLOCKS = 4096
 
@@ -82,16 +84,24 @@ class Writer(Side):
 class Raw:
     """The raw tool, asked line by line."""
 
-    def __init__(self, path: str, nbytes: int) -> None:
-        self.process = subprocess.Popen([path, str(nbytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, nbytes: int) -> None:
+        path, environ = raw_tool("ucx")
+        self.nbytes = nbytes
+        self.process = subprocess.Popen(
+            [path, str(nbytes)],
+            env={**os.environ, **environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        assert self.process.stdout.readline().startswith("ready")
 
     def write(self, pieces: int, target: str) -> float:
         """Seconds of one write of all bytes in so many pieces, with a target that spins or naps."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{pieces} {target}\n")
+        self.process.stdin.write(f"{target} {pieces} {self.nbytes} 0\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
 
@@ -117,7 +127,7 @@ def report(seconds: dict[str, list[float]], nbytes: int, raw: Sequence[str]) -> 
 def main() -> None:
     """Run as the writer, or as its child."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--raw", help="path of raw_put")
+    parser.add_argument("--raw", action="store_true", help="against raw UCP too")
     parser.add_argument("--transport", default="ucx")
     parser.add_argument("--nbytes", type=int, default=256 << 20)
     parser.add_argument("--rounds", type=int, default=9)
@@ -135,7 +145,7 @@ def main() -> None:
     }
     raw_names: list[str] = []
     if arguments.raw:
-        raw = Raw(arguments.raw, arguments.nbytes)
+        raw = Raw(arguments.nbytes)
         for pieces, target in itertools.product((1, 64, BLOCKS), ("spin", "nap")):
             raw_names.append(f"raw, {pieces} pieces, {target}")
             ways[raw_names[-1]] = functools.partial(raw.write, pieces, target)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TRANSPORTS = Path(__file__).parent / "transports"
+RAW_TOOLS = Path(__file__).parent / "raw"
 
 
 class TransportUnavailableError(Exception):
@@ -60,6 +61,22 @@ def transport_path(name: str) -> Path:
     if library is not None:
         _load(name, library)
     return path
+
+
+def raw_tool(name: str) -> tuple[Path, dict[str, str]]:
+    """Return the program that runs a transport alone, and what its environment needs to find the library.
+
+    Raises:
+        TransportUnavailableError: there is no such program, or the transport's library is not installed.
+    """
+    path, library = RAW_TOOLS / name, LIBRARIES[name]
+    folder = _folder(library)
+    if folder is None:
+        raise TransportUnavailableError(f"transport {name} needs the package {library.package}: {library.install}")
+    if not path.is_file():
+        raise TransportUnavailableError(f"{path} is missing; build kvferry-native with transport {name}")
+    search = [str((folder / file).parent) for file in library.files]
+    return path, {"LD_LIBRARY_PATH": ":".join([*search, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])}
 
 
 def usable() -> dict[str, str]:
