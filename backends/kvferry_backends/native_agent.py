@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from kvferry_backends.native_descriptor import MAX_BYTES, NativeDescriptor, decode, encode
+from kvferry_backends.agent_descriptor import AgentDescriptor, decode, encode, memory_kind
 from kvferry_backends.orphaned_bytes import orphaned_bytes
 from kvferry_backends.process_identity import ProcessWatch, own_identity
 from kvferry_plugins.errors import BackendUnavailableError, KvferryError, PeerLostError, TransferError
@@ -23,7 +23,7 @@ from kvferry_plugins.transceiver import (
     RegistrationId,
     TransferId,
 )
-from kvferry_plugins.types import AgentSpec
+from kvferry_plugins.types import STAGING_BYTES, AgentSpec
 
 if TYPE_CHECKING:
     from kvferry_native import BlockMap, Engine
@@ -34,8 +34,11 @@ GRACE_SECONDS = 0.05
 GRACE_ROUNDS = 64
 """Progress calls of every lane before that: each takes all that has arrived, up to some dozens of messages."""
 
-_SIZES = ("lanes", "piece_bytes", "staging_bytes", "gather_below")
+_SIZES = ("lanes", "piece_bytes", STAGING_BYTES, "gather_below")
 """Options that are the engine's; the others are the transport's."""
+
+STAGING_DEFAULT = 32 << 20
+"""Bytes for gathering where nobody says: touched only once something is gathered."""
 
 _UNREACHABLE = 4
 """The status of ``kvferry/transport.h`` that has an error of its own here."""
@@ -80,7 +83,7 @@ class NativeAgent(BlockTransferAgent):
 
     def register(self, regions: Sequence[Region]) -> RegistrationId:
         with self._speaking("could not register memory"):
-            rows = [(region.address, region.nbytes, *_memory(region.device)) for region in regions]
+            rows = [(region.address, region.nbytes, *memory_kind(region.device)) for region in regions]
             return RegistrationId(self._engine.register_memory(rows))
 
     def deregister(self, registration: RegistrationId) -> None:
@@ -90,21 +93,32 @@ class NativeAgent(BlockTransferAgent):
             self._engine.deregister_memory(registration)
 
     def local_descriptor(self) -> bytes:
+        from kvferry_native import unpack_descriptor
+
         with self._speaking("has no descriptor"):
-            body = self._engine.descriptor()
-        described = encode(
-            NativeDescriptor(self._name, self._engine.transport, self._device, self.library, self._identity, body)
+            transport, key, regions, lanes = unpack_descriptor(self._engine.descriptor())
+        return encode(
+            AgentDescriptor(
+                name=self._name,
+                transport=transport,
+                device=self._device,
+                library=self.library,
+                process=self._identity,
+                key=key,
+                regions=tuple(regions),
+                lanes=tuple(lanes),
+            )
         )
-        if len(described) > MAX_BYTES:
-            raise TransferError(f"{self._name} has a descriptor of {len(described)} bytes: register fewer regions")
-        return described
 
     def connect(self, descriptor: bytes) -> PeerId:
-        decoded = decode(descriptor)
+        from kvferry_native import pack_descriptor
+
+        decoded = decode(descriptor, self._engine.transport)
         watch = ProcessWatch(decoded.process)
         try:
             with self._speaking(f"could not connect to {decoded.name}"):
-                peer = PeerId(self._engine.connect(decoded.body, -1 if watch.pidfd is None else watch.pidfd))
+                body = pack_descriptor(decoded.transport, decoded.key, list(decoded.regions), list(decoded.lanes))
+                peer = PeerId(self._engine.connect(body, -1 if watch.pidfd is None else watch.pidfd))
         except KvferryError:
             watch.close()
             raise
@@ -266,6 +280,7 @@ def _make_engine(transport: str, path: str | None, spec: AgentSpec) -> "Engine":
         ) from error
     options = dict(spec.options)
     sizes: dict[str, Any] = {key: int(options.pop(key)) for key in _SIZES if key in options}
+    sizes.setdefault(STAGING_BYTES, STAGING_DEFAULT)
     try:
         return kvferry_native.Engine(
             path or str(kvferry_native.transport_path(transport)),
@@ -278,9 +293,3 @@ def _make_engine(transport: str, path: str | None, spec: AgentSpec) -> "Engine":
         raise BackendUnavailableError(
             f"backend {spec.backend}: the native transport {transport} does not start: {error.args[1]}"
         ) from error
-
-
-def _memory(device: str) -> tuple[int, int]:
-    """Kind and ordinal, as ``kvferry/transport.h`` counts them."""
-    kind, _, number = device.partition(":")
-    return (0, 0) if kind == "cpu" else (1, int(number or 0))

@@ -1,5 +1,7 @@
 """NIXL as a transfer backend: what it can do, whether it is here, and its agent."""
 
+import os
+
 from kvferry_backends.probing import library_findings
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
@@ -23,9 +25,21 @@ def transfer_backends() -> tuple[TransferBackend, ...]:
 
 @hookimpl
 def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
+    if spec.runtime == "CPP":
+        return _native_agent(spec)
     from kvferry_backends.nixl_agent import NixlAgent
 
     return NixlAgent(spec)
+
+
+def _native_agent(spec: AgentSpec) -> TransferAgent:
+    from kvferry_backends.loopback import LOOPBACK_DEVICE, UCX_NET_DEVICES, without_loopback_option
+    from kvferry_backends.native_agent import NativeAgent
+
+    spec, on_loopback = without_loopback_option(spec)
+    if on_loopback:
+        os.environ[UCX_NET_DEVICES] = LOOPBACK_DEVICE  # the UCX inside NIXL has no other door
+    return NativeAgent(spec, "nixl")
 
 
 def probe() -> ProbeReport:

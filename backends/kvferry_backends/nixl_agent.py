@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry_backends.nixl_descriptor import MAX_BYTES, NixlDescriptor, decode, encode
+from kvferry_backends.agent_descriptor import AgentDescriptor, decode, encode, memory_kind
 from kvferry_backends.nixl_library import library_version, make_agent
 from kvferry_backends.nixl_posting import NixlPeer, NixlTransfer, PostQueue
 from kvferry_backends.orphaned_bytes import orphaned_bytes
@@ -28,6 +28,8 @@ from kvferry_plugins.transceiver import (
     TransferId,
 )
 from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
+
+_TRANSPORT = "nixl"
 
 GRACE_SECONDS = 0.05
 """From the proof that a peer's process is gone to FENCED, at least."""
@@ -56,8 +58,10 @@ class NixlAgent(TransferAgent):
         self._nixl: Any = make_agent(self._name, loopback_only=bool(spec.options.get(LOOPBACK_ONLY)))
         self.library = library_version()
         self._identity = own_identity()
+        self._key = uuid.uuid4().bytes
         self._ids = itertools.count(1)
         self._registrations: dict[RegistrationId, Any] = {}
+        self._regions: dict[RegistrationId, tuple[Region, ...]] = {}
         self._peers: dict[PeerId, NixlPeer] = {}
         self._leaving: list[NixlPeer] = []
         self._queue = PostQueue(self._nixl)
@@ -77,10 +81,12 @@ class NixlAgent(TransferAgent):
             raise TransferError(f"{self._name} could not register {len(rows)} regions of {kind}: {error}") from error
         registration = RegistrationId(next(self._ids))
         self._registrations[registration] = descriptors
+        self._regions[registration] = tuple(regions)
         return registration
 
     def deregister(self, registration: RegistrationId) -> None:
         descriptors = self._registrations.pop(registration, None)
+        self._regions.pop(registration, None)
         if self._nixl is None:
             return
         if descriptors is None:
@@ -92,24 +98,36 @@ class NixlAgent(TransferAgent):
 
     def local_descriptor(self) -> bytes:
         self._require_open()
-        metadata = self._nixl.get_agent_metadata()
-        body = encode(NixlDescriptor(self._name, self._device, self.library, self._identity, metadata))
-        if len(body) > MAX_BYTES:
-            raise TransferError(f"{self._name} has a descriptor of {len(body)} bytes: register fewer, larger regions")
-        return body
+        regions = [
+            (region.address, region.nbytes, *memory_kind(region.device))
+            for registered in self._regions.values()
+            for region in registered
+        ]
+        return encode(
+            AgentDescriptor(
+                name=self._name,
+                transport=_TRANSPORT,
+                device=self._device,
+                library=self.library,
+                process=self._identity,
+                key=self._key,
+                regions=tuple(regions),
+                lanes=(self._nixl.get_agent_metadata(),),
+            )
+        )
 
     def connect(self, descriptor: bytes) -> PeerId:
         self._require_open()
-        decoded = decode(descriptor)
+        decoded = decode(descriptor, _TRANSPORT)
         if decoded.name == self._name:
             raise TransferError(f"{self._name} cannot be its own peer")
         for known, peer in self._peers.items():
-            if peer.name == decoded.name:
+            if peer.descriptor.name == decoded.name:
                 return known
-        self._load(decoded)
-        self._come_back(decoded.name)
+        name = self._load(decoded)
+        self._come_back(name)
         identifier = PeerId(next(self._ids))
-        self._peers[identifier] = NixlPeer(decoded, ProcessWatch(decoded.process))
+        self._peers[identifier] = NixlPeer(name, decoded, ProcessWatch(decoded.process))
         return identifier
 
     def _come_back(self, name: str) -> None:
@@ -118,9 +136,11 @@ class NixlAgent(TransferAgent):
             self._leaving.remove(peer)
             peer.watch.close()
 
-    def _load(self, descriptor: NixlDescriptor) -> None:
+    def _load(self, descriptor: AgentDescriptor) -> str:
+        """Return NIXL's name of the peer: a lane of a native agent has another than the agent itself."""
         try:
-            self._nixl.add_remote_agent(descriptor.metadata)
+            name: bytes = self._nixl.add_remote_agent(descriptor.lanes[0])
+            return name.decode()
         except Exception as error:
             raise TransferError(f"NIXL refused the metadata of {descriptor.name}: {error}") from error
 
@@ -229,7 +249,7 @@ class NixlAgent(TransferAgent):
         for descriptors in self._registrations.values():
             with contextlib.suppress(Exception):
                 self._nixl.deregister_memory(descriptors)
-        for holding in (self._peers, self._leaving, self._registrations):
+        for holding in (self._peers, self._leaving, self._registrations, self._regions):
             holding.clear()
         # The last reference ends the agent, and with it whatever was in flight.
         self._queue = PostQueue(None)

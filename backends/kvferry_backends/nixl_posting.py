@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry_backends.nixl_descriptor import NixlDescriptor
+from kvferry_backends.agent_descriptor import AgentDescriptor
 from kvferry_backends.process_identity import ProcessWatch
 from kvferry_plugins.transceiver import Completion, TransferId
 
@@ -22,7 +22,9 @@ SLICES_IN_FLIGHT = 4
 class NixlPeer:
     """A peer as its agent knows it."""
 
-    descriptor: NixlDescriptor
+    name: str
+    """NIXL's name of its agent."""
+    descriptor: AgentDescriptor
     watch: ProcessWatch
     in_flight: int = 0
     """Slices that are posted and not complete."""
@@ -35,11 +37,6 @@ class NixlPeer:
     unread: dict[str, int] = field(default_factory=dict)
     """Bytes of dead processes that nobody had read when its fence was last asked for."""
     fenced: bool = False
-
-    @property
-    def name(self) -> str:
-        """NIXL's name of its agent."""
-        return self.descriptor.name
 
 
 @dataclass(slots=True, eq=False)

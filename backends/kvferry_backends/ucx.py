@@ -1,7 +1,8 @@
-"""UCX as a transfer backend: what it can do and whether it is here; its agent comes with the CPP runtime."""
+"""UCX as a transfer backend: what it can do, whether it is here, and its native agent."""
+
+import dataclasses
 
 from kvferry_backends.probing import library_findings
-from kvferry_backends.undriven import refuse_agent
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
 from kvferry_plugins.types import AgentSpec, ProbeReport, RuntimeSupport, TransferBackend
@@ -22,7 +23,13 @@ def transfer_backends() -> tuple[TransferBackend, ...]:
 
 @hookimpl
 def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
-    refuse_agent(spec)
+    from kvferry_backends.loopback import LOOPBACK_DEVICE, without_loopback_option
+    from kvferry_backends.native_agent import NativeAgent
+
+    spec, on_loopback = without_loopback_option(spec)
+    if on_loopback:
+        spec = dataclasses.replace(spec, options={**spec.options, "NET_DEVICES": LOOPBACK_DEVICE})
+    return NativeAgent(spec, "ucx")
 
 
 def probe() -> ProbeReport:

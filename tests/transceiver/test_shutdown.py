@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kvferry.transceiver import python_runtime
+from kvferry.transceiver import session_transceiver
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.testing.faults import Hold
 from kvferry_plugins.types import TransferRequest
@@ -65,7 +65,7 @@ def test_what_the_engine_calls_answers_while_the_loop_hangs(hung, kit):
 
 
 def test_shutdown_is_bounded_although_the_loop_hangs(hung, monkeypatch):
-    monkeypatch.setattr(python_runtime, "SHUTDOWN_SECONDS", 0.1)
+    monkeypatch.setattr(session_transceiver, "SHUTDOWN_SECONDS", 0.1)
     _, seconds = measure(hung.context.transceiver.shutdown)
     assert seconds < 1.0
     assert not hung.context.agent.closed
@@ -112,7 +112,7 @@ def test_shutdown_of_the_target_waits_for_the_writer_to_stop(run_pair, fetch, ki
 
 
 def test_shutdown_does_not_wait_for_ever_for_a_writer(run_pair, fetch, kit, monkeypatch):
-    monkeypatch.setattr(python_runtime, "SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr(session_transceiver, "SHUTDOWN_SECONDS", 0.2)
     pair = run_pair([Hold()], clean=False)
     fetch(pair)
     kit.wait_until(lambda: kit.receive_state(pair.generation) == "receiving")

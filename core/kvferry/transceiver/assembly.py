@@ -3,34 +3,42 @@
 import importlib.metadata
 import time
 import uuid
+from collections.abc import Callable, Mapping
 
 from kvferry.transceiver.channel import Channel
 from kvferry.transceiver.fingerprint import Fingerprint, make_fingerprint
 from kvferry.transceiver.keys import load_or_make_key
 from kvferry.transceiver.ledger import Ledger
 from kvferry.transceiver.shared import Clocks, Shared
+from kvferry.transceiver.writers import Writer
 from kvferry_plugins.transceiver import Region, RegistrationId, TransferAgent
 from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec, TransceiverSpec
 
 
-def open_shared(spec: TransceiverSpec) -> tuple[Shared, RegistrationId]:
+def open_shared(
+    spec: TransceiverSpec, make_writer: Callable[[TransferAgent], Writer], options: Mapping[str, object]
+) -> tuple[Shared, RegistrationId]:
     """Bind the control socket, make the agent and register the manager's pools; all or nothing.
+
+    Args:
+        spec: what to build from.
+        make_writer: how blocks become writes that the agent posts.
+        options: of the runtime, for the agent.
 
     Raises:
         ConfigError: the control socket cannot be bound, or the key file cannot be used.
-        BackendUnavailableError: from the agent's maker.
+        BackendUnavailableError: from the agent's maker, or from ``make_writer``.
         TransferError: the pools cannot be registered.
     """
     instance = uuid.uuid4().hex
     channel = Channel(spec.bind, instance, load_or_make_key(), spec.peers)
     try:
-        agent = spec.create_agent(
-            AgentSpec(spec.backend, instance, spec.device, options={LOOPBACK_ONLY: not spec.peers})
-        )
+        all_options = {LOOPBACK_ONLY: not spec.peers, **options}
+        agent = spec.create_agent(AgentSpec(spec.backend, instance, spec.device, spec.runtime, all_options))
         try:
             pools = spec.manager.layout.pools
             registration = agent.register([Region(pool.base, pool.nbytes, pool.device) for pool in pools])
-            return _share(spec, instance, channel, agent), registration
+            return _share(spec, instance, channel, agent, make_writer(agent)), registration
         except BaseException:
             agent.close()
             raise
@@ -39,13 +47,14 @@ def open_shared(spec: TransceiverSpec) -> tuple[Shared, RegistrationId]:
         raise
 
 
-def _share(spec: TransceiverSpec, instance: str, channel: Channel, agent: TransferAgent) -> Shared:
+def _share(spec: TransceiverSpec, instance: str, channel: Channel, agent: TransferAgent, writer: Writer) -> Shared:
     return Shared(
         role=spec.role,
         instance=instance,
         incarnation=time.time_ns(),
         layout=spec.manager.layout,
         agent=agent,
+        writer=writer,
         channel=channel,
         ledger=Ledger(spec.manager),
         fingerprint=_fingerprint(spec, agent),

@@ -240,7 +240,7 @@ class ContextSide:
             self._settle(send, SendState.FAILED, failure)
 
     def on_completion(self, completion: Completion) -> None:
-        """A posted piece ended."""
+        """A posted write ended."""
         send = self._deliveries.complete(completion)
         if send is None:
             return
@@ -257,8 +257,8 @@ class ContextSide:
     def _write_failed(self, send: Send, delivery: Delivery, error: TransferError) -> None:
         """Post nothing more. A dead target is what makes most writes fail, and its end takes a moment to be proven."""
         link = delivery.link
-        delivery.stopping, delivery.error = True, delivery.error or error
-        delivery.queue.clear()
+        self._deliveries.stop(delivery)
+        delivery.error = delivery.error or error
         if self._links.is_gone(link.instance, link.incarnation):
             self._links.lose(link, PeerLostError(f"{link} is gone: {error}"), gone=True)
         else:
@@ -286,8 +286,12 @@ class ContextSide:
         """Let clocks run out."""
         now = self._shared.now()
         for send in list(self._sends.values()):
-            if not send.final and now >= send.deadline:
+            if send.final:
+                continue
+            if now >= send.deadline:
                 self._settle(send, SendState.FAILED, send.timeout(now))
+            elif send.delivery is not None and send.delivery.in_flight:
+                self._deliveries.tell_progress(send, send.delivery)
         for held in self._others.take_expired(now):
             self._refuse(held.link.address, held.table, "ctx_request_id", "its request did not come in time")
 
@@ -300,8 +304,7 @@ class ContextSide:
             error.request_id = send.request_id
         delivery = send.delivery
         if delivery is not None:
-            delivery.stopping = True
-            delivery.queue.clear()
+            self._deliveries.stop(delivery)
             posted = bool(delivery.in_flight)
             delivery.owes_cancelled = posted or state is SendState.CANCELLED
             if state is SendState.FAILED:
@@ -368,7 +371,10 @@ class ContextSide:
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""
         now = self._shared.now()
-        return [send.dump(now) for send in list(self._sends.values())]
+        return [
+            send.dump(now, self._deliveries.complete_bytes(send.delivery) if send.delivery is not None else 0)
+            for send in list(self._sends.values())
+        ]
 
 
 def _same_peer(delivery: Delivery, link: Link | None) -> bool:

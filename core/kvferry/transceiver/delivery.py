@@ -1,10 +1,8 @@
-"""From an accepted TABLE to posted pieces, and from their completions to DONE."""
+"""From an accepted TABLE to posted writes, and from their completions to DONE."""
 
 import numpy as np
 
 from kvferry.transceiver.checksum import checksum_blocks
-from kvferry.transceiver.coalesce import plan_segments
-from kvferry.transceiver.pieces import PIECES_IN_FLIGHT, cut
 from kvferry.transceiver.sends import Delivery, Send, SendState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import ChunkDone, Done
@@ -16,7 +14,7 @@ PROGRESS_SECONDS = 0.05
 
 
 class Deliveries:
-    """All posted pieces of one context worker."""
+    """All posted writes of one context worker."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -36,10 +34,10 @@ class Deliveries:
         """Plan what has been computed, post what there is room for; True once all is complete and DONE is said.
 
         Raises:
-            TransferError: the agent refused a piece, which is not posted then; or the bytes do not add up.
+            TransferError: the agent refused a write, which is not posted then; or the bytes do not add up.
         """
         self._plan(send, delivery)
-        while delivery.queue and len(delivery.in_flight) < PIECES_IN_FLIGHT:
+        while delivery.queue and len(delivery.in_flight) < self._shared.writer.at_once:
             self._post(send, delivery)
         if delivery.queue or delivery.in_flight or send.computed_tokens < send.prompt_tokens:
             return False
@@ -61,26 +59,21 @@ class Deliveries:
         there = slice(here.start - delivery.start_block, ready - delivery.start_block)
         assert delivery.link.layout is not None
         for group in range(len(self._shared.layout.groups)):
-            segments = plan_segments(
-                self._shared.layout,
-                delivery.link.layout,
-                group,
-                send.tables[group][here],
-                delivery.tables[group][there],
-            )
-            delivery.queue.extend(cut(*segments))
+            ours, theirs = send.tables[group][here], delivery.tables[group][there]
+            writes = self._shared.writer.plan(self._shared.layout, delivery.link.layout, group, ours, theirs)
+            delivery.queue.extend(writes)
         delivery.planned_block = ready
 
     def _post(self, send: Send, delivery: Delivery) -> None:
         assert delivery.link.peer is not None
-        piece = delivery.queue.popleft()
-        transfer = self._shared.agent.submit(delivery.link.peer, piece.src, piece.dst, piece.nbytes)
+        write = delivery.queue.popleft()
+        transfer = self._shared.writer.post(delivery.link.peer, write)
         delivery.next_progress = delivery.next_progress or self._shared.now() + PROGRESS_SECONDS
-        delivery.in_flight[transfer] = piece.total
+        delivery.in_flight[transfer] = write.total
         self._posted[transfer] = (send, delivery)
 
     def complete(self, completion: Completion) -> Send | None:
-        """Book the end of a piece; None for one that nobody waits for (doubled, or of a peer that is gone)."""
+        """Book the end of a write; None for one that nobody waits for (doubled, or of a peer that is gone)."""
         posted = self._posted.pop(completion.id, None)
         if posted is None:
             self._shared.counters["late_completions"] += 1
@@ -90,20 +83,31 @@ class Deliveries:
         if completion.ok:
             delivery.done_bytes += nbytes
             self._shared.counters["bytes_sent"] += nbytes
-            self._tell_progress(send, delivery)
+            self.tell_progress(send, delivery)
         return send
 
-    def _tell_progress(self, send: Send, delivery: Delivery) -> None:
+    def tell_progress(self, send: Send, delivery: Delivery) -> None:
         """Say CHUNK_DONE at the end of a chunk, and now and then on the way: a message costs as much as a megabyte."""
         now = self._shared.now()
         at_end = not delivery.queue and not delivery.in_flight
         if send.final or delivery.done_bytes >= delivery.nbytes or not (at_end or now >= delivery.next_progress):
             return
         delivery.next_progress = now + PROGRESS_SECONDS
-        self._shared.send(delivery.link.address, ChunkDone(key=delivery.key, nbytes=delivery.done_bytes))
+        self._shared.send(delivery.link.address, ChunkDone(key=delivery.key, nbytes=self.complete_bytes(delivery)))
+
+    def complete_bytes(self, delivery: Delivery) -> int:
+        """Bytes that are complete at the target by now."""
+        return delivery.done_bytes + sum(map(self._shared.writer.progress_bytes, tuple(delivery.in_flight)))
+
+    def stop(self, delivery: Delivery) -> None:
+        """Post nothing more, and let what is posted come to its end soon."""
+        delivery.stopping = True
+        delivery.queue.clear()
+        for transfer in delivery.in_flight:
+            self._shared.writer.stop(transfer)
 
     def forget(self, delivery: Delivery) -> None:
-        """Drop the posted pieces of a target whose process is gone: nobody is there to be written to."""
+        """Drop the posted writes of a target whose process is gone: nobody is there to be written to."""
         for transfer in delivery.in_flight:
             self._posted.pop(transfer, None)
         delivery.in_flight.clear()

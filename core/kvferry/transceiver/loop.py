@@ -57,6 +57,7 @@ class Loop:
         self._closed = False
         self._closing = threading.Lock()
         self._next_tick = 0.0
+        self._active = False
         poller = shared.channel.poller
         poller.register(self._wake_fd, zmq.POLLIN)
         self._agent_fd = shared.agent.wakeup_fd()
@@ -129,12 +130,19 @@ class Loop:
             self._progress()
         if self._shared.now() >= self._next_tick:
             self._tick()
+        self._tell_activity()
+
+    def _tell_activity(self) -> None:
+        """An agent with threads of its own progresses as a target while somebody may be writing."""
+        if self.generation.busy is not self._active:
+            self._active = self.generation.busy
+            self._shared.agent.set_active(self._active)
 
     def _patience_ms(self) -> int | None:
         """How long to sleep unless a descriptor turns ready; None = for ever."""
-        if self.context.eager:
+        if self._agent_fd is None and self.context.eager:
             return 0
-        if self.context.busy or self.generation.busy:
+        if self._agent_fd is None and (self.context.busy or self.generation.busy):
             return TARGET_PATIENCE_MS
         interval = self._tick_interval()
         if interval is None:

@@ -1,17 +1,18 @@
-"""Declares the CPP runtime, which is not there yet: resolution answers as ever, building says so."""
+"""Declares the CPP runtime; the transceiver itself is imported when one is built."""
 
 from kvferry_plugins import hookimpl
-from kvferry_plugins.errors import BackendUnavailableError
 from kvferry_plugins.transceiver import KvCacheTransceiver
-from kvferry_plugins.types import TransceiverRuntime, TransceiverSpec
+from kvferry_plugins.types import ScheduleStyle, TransceiverRuntime, TransceiverSpec
 
-_INSTEAD = (
-    "the CPP runtime is not there yet: set cache_transceiver_config.transceiver_runtime to PYTHON, with backend NIXL"
-)
-
-# It claims nothing that no code does: pipelining and the rest are declared when kvferry_native brings them.
 _RUNTIME = TransceiverRuntime(
-    name="CPP", class_name="KvCacheTransceiverCpp", requires=("kvferry_native",), install=_INSTEAD
+    name="CPP",
+    class_name="KvCacheTransceiverCpp",
+    pipelining=True,
+    schedule_styles=frozenset({ScheduleStyle.CONTEXT_FIRST, ScheduleStyle.GENERATION_FIRST}),
+    inflight_cancellation=True,
+    timing=True,
+    requires=("kvferry_native",),
+    install="pip install 'kvferry[cpp]'",
 )
 
 
@@ -23,5 +24,7 @@ def transceiver_runtimes() -> tuple[TransceiverRuntime, ...]:
 
 @hookimpl
 def create_transceiver(spec: TransceiverSpec) -> KvCacheTransceiver:
-    """Refuse. Raises BackendUnavailableError."""
-    raise BackendUnavailableError(f"cannot build a transceiver on {spec.backend}: {_INSTEAD}")
+    """Build the transceiver; imports it here."""
+    from kvferry.transceiver.native_runtime import KvCacheTransceiverCpp
+
+    return KvCacheTransceiverCpp(spec)

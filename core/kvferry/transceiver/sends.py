@@ -3,10 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link
-from kvferry.transceiver.pieces import Piece
 from kvferry.transceiver.wire import Key
 from kvferry_plugins.errors import KvferryError, PeerLostError, TransferError, TransferTimeoutError
 from kvferry_plugins.layout import BlockIds
@@ -45,10 +45,11 @@ class Delivery:
     nbytes: int
     """Bytes of the whole attempt."""
     planned_block: int = 0
-    """Blocks before this one are cut into pieces already."""
-    queue: deque[Piece] = field(default_factory=deque)
+    """Blocks before this one are planned already."""
+    queue: deque[Any] = field(default_factory=deque)
+    """Writes of the ``Writer`` that are not posted."""
     in_flight: dict[TransferId, int] = field(default_factory=dict)
-    """Posted pieces: bytes by transfer."""
+    """Posted writes: bytes by transfer."""
     done_bytes: int = 0
     next_progress: float = 0.0
     """When CHUNK_DONE is due although the chunk goes on; 0 = nothing was posted yet."""
@@ -116,16 +117,16 @@ class Send:
             state=self.state.value,
         )
 
-    def dump(self, now: float) -> dict[str, object]:
+    def dump(self, now: float, bytes_done: int) -> dict[str, object]:
         """Plain values for ``status_dump``."""
         delivery = self.delivery
         return {
             "request_id": self.request_id,
             "state": self.state.value,
             "seconds": round(now - self.started, 3),
-            "bytes_done": delivery.done_bytes if delivery else 0,
+            "bytes_done": bytes_done,
             "bytes_expected": delivery.nbytes if delivery else 0,
-            "pieces_in_flight": len(delivery.in_flight) if delivery else 0,
+            "writes_in_flight": len(delivery.in_flight) if delivery else 0,
         }
 
     @property

@@ -11,6 +11,7 @@ from kvferry.transceiver.fingerprint import Fingerprint
 from kvferry.transceiver.ledger import Ledger
 from kvferry.transceiver.outcomes import Outcomes
 from kvferry.transceiver.wire import AnyMessage, encode
+from kvferry.transceiver.writers import Writer
 from kvferry_plugins.layout import KvLayout
 from kvferry_plugins.transceiver import TransferAgent
 from kvferry_plugins.types import Outcome, Role, TransferEvent
@@ -42,6 +43,7 @@ class Shared:
     incarnation: int
     layout: KvLayout
     agent: TransferAgent
+    writer: Writer
     channel: Channel
     ledger: Ledger
     fingerprint: Fingerprint

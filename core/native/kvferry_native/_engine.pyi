@@ -6,6 +6,14 @@ from numpy.typing import NDArray
 class EngineError(Exception):
     """``args``: a status of ``transport.h``, and a message."""
 
+def unpack_descriptor(body: bytes) -> tuple[str, bytes, list[tuple[int, int, int, int]], list[bytes]]:
+    """Take ``Engine.descriptor`` apart: transport, key, regions (address, bytes, kind, device), parts by lane."""
+
+def pack_descriptor(
+    transport: str, key: bytes, regions: Sequence[tuple[int, int, int, int]], lanes: Sequence[bytes]
+) -> bytes:
+    """Make what ``Engine.connect`` takes."""
+
 class BlockMap:
     """One layer group's pools at both ends."""
 

@@ -12,6 +12,8 @@
 
 #include <fcntl.h>
 
+#include <cstring>
+
 #include "core/engine.hpp"
 
 namespace nb = nanobind;
@@ -116,6 +118,32 @@ nb::list collect_notices(Engine &engine) {
     return result;
 }
 
+// A descriptor's parts, for an envelope that agents without this engine understand too.
+nb::tuple unpack_descriptor(const nb::bytes &body) {
+    const Descriptor descriptor = decode(view(body));
+    nb::list regions, lanes;
+    for (const Region &each : descriptor.regions) {
+        regions.append(nb::make_tuple(each.address, each.nbytes, each.device_kind, each.device));
+    }
+    for (const Bytes &lane : descriptor.lanes) lanes.append(python(lane));
+    return nb::make_tuple(descriptor.transport, nb::bytes(descriptor.key.data(), sizeof descriptor.key), regions, lanes);
+}
+
+nb::bytes pack_descriptor(const std::string &transport, const nb::bytes &key, const std::vector<RegionTuple> &regions,
+                          const std::vector<nb::bytes> &lanes) {
+    Descriptor descriptor{transport, {}, {}, {}};
+    if (key.size() != sizeof descriptor.key) throw Error(KVFERRY_INVALID, "a descriptor's key has 16 bytes");
+    std::memcpy(descriptor.key.data(), key.c_str(), sizeof descriptor.key);
+    for (const auto &[address, nbytes, kind, device] : regions) {
+        descriptor.regions.push_back({address, nbytes, kind, device});
+    }
+    for (const nb::bytes &lane : lanes) {
+        const auto bytes = view(lane);
+        descriptor.lanes.emplace_back(bytes.begin(), bytes.end());
+    }
+    return python(encode(descriptor));
+}
+
 nb::list plan_segments(const BlockMap &map, const Int32Array &src, const Int32Array &dst) {
     nb::list result;
     for (const Segment &each : plan(map, ids(src), ids(dst))) result.append(nb::make_tuple(each.src, each.dst, each.nbytes));
@@ -180,5 +208,7 @@ NB_MODULE(_engine, module) {
         .def(nb::new_(&block_map), "pools"_a)
         .def_prop_ro("block_bytes", &BlockMap::block_bytes)
         .def("plan", &plan_segments, "src"_a, "dst"_a);
+    module.def("unpack_descriptor", &unpack_descriptor, "body"_a);
+    module.def("pack_descriptor", &pack_descriptor, "transport"_a, "key"_a, "regions"_a, "lanes"_a);
     bind_engine(module);
 }

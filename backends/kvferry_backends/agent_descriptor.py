@@ -1,0 +1,73 @@
+"""What one agent of ours tells another before they can meet: the same for both runtimes, so that they can be mixed."""
+
+import zlib
+
+import msgspec
+
+from kvferry_backends.process_identity import ProcessIdentity
+from kvferry_plugins.errors import TransferError
+
+MAX_BYTES = 1 << 20
+_FORMAT = "kvferry-agent/1"
+
+RegionRow = tuple[int, int, int, int]
+"""Address, bytes, kind of memory (0 = CPU, 1 = CUDA), number of the device."""
+
+
+class AgentDescriptor(msgspec.Struct, frozen=True):
+    """The transport's own metadata, with what it does not say: which process it is, and what memory it has."""
+
+    name: str
+    """Unique in time and space."""
+    transport: str
+    """Lower case: ``nixl``, ``ucx``, …"""
+    device: str
+    """Where the agent's registered memory is: ``cpu`` or ``cuda:N``."""
+    library: str
+    process: ProcessIdentity
+    key: bytes
+    """16 random bytes: an agent with lanes has one name for all of them."""
+    regions: tuple[RegionRow, ...]
+    """Registered memory."""
+    lanes: tuple[bytes, ...]
+    """The transport's metadata, one a lane; a peer without lanes takes the first."""
+    checksum: int = 0
+    """CRC-32 of ``lanes``: transports' own parsers are not asked to survive a damaged one."""
+    format: str = _FORMAT
+
+
+def encode(descriptor: AgentDescriptor) -> bytes:
+    """Pack a descriptor, with its checksum. Raises TransferError if it is longer than the contract allows."""
+    body = msgspec.msgpack.encode(msgspec.structs.replace(descriptor, checksum=_checksum(descriptor)))
+    if len(body) > MAX_BYTES:
+        raise TransferError(f"{descriptor.name} has a descriptor of {len(body)} bytes: register fewer, larger regions")
+    return body
+
+
+def decode(body: bytes, transport: str) -> AgentDescriptor:
+    """Unpack a peer's descriptor. Raises TransferError for another transport's, or what ``encode`` did not make."""
+    if len(body) > MAX_BYTES:
+        raise TransferError(f"a descriptor of {len(body)} bytes is longer than the {MAX_BYTES} allowed")
+    try:
+        descriptor = msgspec.msgpack.decode(body, type=AgentDescriptor)
+    except msgspec.DecodeError as error:
+        raise TransferError(f"{body[:32]!r} is not the descriptor of an agent: {error}") from error
+    if descriptor.format != _FORMAT:
+        raise TransferError(f"the peer's descriptor is {descriptor.format!r}; this kvferry reads {_FORMAT!r}")
+    if descriptor.checksum != _checksum(descriptor):
+        raise TransferError(f"the descriptor of {descriptor.name!r} was damaged on its way")
+    if descriptor.transport != transport:
+        raise TransferError(f"{descriptor.name} speaks {descriptor.transport}, this agent speaks {transport}")
+    if not descriptor.lanes or len(descriptor.key) != 16:
+        raise TransferError(f"the descriptor of {descriptor.name!r} lacks its lanes or its key")
+    return descriptor
+
+
+def memory_kind(device: str) -> tuple[int, int]:
+    """Kind and number of a device, as in a ``RegionRow``."""
+    kind, _, number = device.partition(":")
+    return (0, 0) if kind == "cpu" else (1, int(number or 0))
+
+
+def _checksum(descriptor: AgentDescriptor) -> int:
+    return zlib.crc32(b"".join(descriptor.lanes))

@@ -1,0 +1,52 @@
+"""From the transceiver's configuration to the native engine's options: the one place where that is done."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvferry_plugins.errors import ConfigError
+from kvferry_plugins.layout import KvLayout
+from kvferry_plugins.types import STAGING_BYTES
+
+_BUFFER = "cache_transceiver_config.max_tokens_in_buffer"
+
+
+def native_options(config: Mapping[str, Any], layout: KvLayout) -> dict[str, object]:
+    """Return options for ``AgentSpec``; what the configuration leaves open is the engine's own choice.
+
+    Args:
+        config: the effective ``cache_transceiver_config``.
+        layout: of the manager, which says what a token takes.
+
+    Raises:
+        ConfigError: ``max_tokens_in_buffer`` holds no block of some layer group, or more than memory has free.
+    """
+    tokens = config.get("max_tokens_in_buffer")
+    if tokens is None:
+        return {}
+    largest = max(group.tokens_per_block for group in layout.groups)
+    if tokens < largest:
+        raise ConfigError(
+            f"{_BUFFER!r} is {tokens} tokens, less than one block of {largest}; set it to {largest} or more",
+            setting=_BUFFER,
+        )
+    nbytes = sum(
+        tokens * layout.block_bytes(index) // group.tokens_per_block for index, group in enumerate(layout.groups)
+    )
+    available = available_memory()
+    if available is not None and nbytes > available:
+        raise ConfigError(
+            f"{_BUFFER!r} is {tokens} tokens = {nbytes} bytes, but only {available} bytes of memory are available; "
+            f"set it to {tokens * available // nbytes // largest * largest} or less",
+            setting=_BUFFER,
+        )
+    return {STAGING_BYTES: nbytes}
+
+
+def available_memory() -> int | None:
+    """Bytes that the kernel says can be had without swapping; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)

@@ -1,0 +1,290 @@
+"""The transceiver that both runtimes are: one protocol, one loop thread; they differ in who moves the bytes."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from kvferry.transceiver.assembly import open_shared
+from kvferry.transceiver.ledger import Owner
+from kvferry.transceiver.loop import Loop
+from kvferry.transceiver.params import STATE_VERSION, HandoffSource, OpaqueState, pack_state, prompt_digest, read_source
+from kvferry.transceiver.receives import Receive
+from kvferry.transceiver.sends import Send
+from kvferry.transceiver.tables import expected_bytes
+from kvferry.transceiver.wire import Key
+from kvferry.transceiver.writers import Writer
+from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
+from kvferry_plugins.layout import BlockIds
+from kvferry_plugins.transceiver import Capability, KvCacheTransceiver, TransferAgent
+from kvferry_plugins.types import (
+    DisaggregatedParams,
+    Role,
+    ScheduleStyle,
+    TransceiverSpec,
+    TransferRequest,
+    TransferStatus,
+)
+
+logger = logging.getLogger("kvferry.transceiver")
+
+SHUTDOWN_SECONDS = 5.0
+"""How long ``shutdown`` waits for posted writes, and for peers to say that they stopped."""
+
+
+class SessionTransceiver(KvCacheTransceiver):
+    """One protocol, one loop thread.
+
+    Args:
+        spec: what to build from.
+        options: for the agent, beyond those that every runtime gives.
+        make_writer: how blocks become writes that the agent posts.
+
+    Raises (on construction):
+        ConfigError: the control socket cannot be bound, or the configuration asks for what this runtime cannot do.
+        BackendUnavailableError: from the agent's maker, or from ``make_writer``.
+    """
+
+    def __init__(
+        self,
+        spec: TransceiverSpec,
+        make_writer: Callable[[TransferAgent], Writer],
+        options: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        self.kv_transfer_timeout_ms: int | None = spec.config.get("kv_transfer_timeout_ms", 60_000)
+        self._spec = spec
+        self._manager = spec.manager
+        if spec.config.get("kv_transfer_checksum") and spec.device != "cpu":
+            raise ConfigError(
+                "kv_transfer_checksum reads host memory: use it with device cpu, or turn it off",
+                setting="cache_transceiver_config.kv_transfer_checksum",
+            )
+        self._sends: dict[int, Send] = {}
+        """Tokens and digests of live context requests, for ``get_disaggregated_params``; the engine's thread's."""
+        self._attempts: dict[tuple[str, int, int], int] = {}
+        self._closed = False
+        self._entering = threading.Lock()
+        """Held while a request enters, so that shutdown finds it entered or refuses it."""
+        self._shared, self._registration = open_shared(spec, make_writer, options)
+        self._loop = Loop(self._shared)
+        self._loop.start()
+
+    # --- both sides ----------------------------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> str:
+        """Where the control socket listens, as peers reach it."""
+        return self._shared.channel.endpoint
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset(Capability)
+
+    def has_inflight_transfer(self, request: TransferRequest) -> bool:
+        return any(request.request_id in outcomes.pending for outcomes in self._shared.outcomes.values())
+
+    def cancel_request(self, request: TransferRequest) -> bool:
+        side = self._loop.context if self._spec.role is Role.CONTEXT else self._loop.generation
+        self._loop.ask(lambda: side.cancel(request.request_id), self._shared.clocks.poll_interval)
+        return not self._shared.ledger.holds(request.request_id)
+
+    def status_dump(self) -> dict[str, object]:
+        shared = self._shared
+        return {
+            "instance": shared.instance,
+            "role": shared.role.value,
+            "endpoint": shared.channel.endpoint,
+            "loop_alive": self._loop.alive,
+            "sends": self._loop.context.dump(),
+            "held_tables": self._loop.context.held_tables,
+            "receives": self._loop.generation.dump(),
+            "ledger": shared.ledger.dump(),
+            "peers": self._loop.links.dump(),
+            "counters": dict(shared.counters),
+            "outcomes": {role.value: dict(outcomes.totals) for role, outcomes in shared.outcomes.items()},
+        }
+
+    @property
+    def drained(self) -> bool:
+        """Whether the ledger is empty and nothing is under way."""
+        return self._shared.ledger.empty and not any(o.pending for o in self._shared.outcomes.values())
+
+    def shutdown(self) -> None:
+        with self._entering:
+            if self._closed:
+                return
+            self._closed = True
+        error = PeerLostError("this worker is shutting down")
+        self._loop.call(lambda: self._loop.context.shutdown(error))
+        self._loop.ask(lambda: self._loop.generation.shutdown(error), SHUTDOWN_SECONDS)
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        while not self._shared.ledger.empty and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not self._loop.stop(SHUTDOWN_SECONDS):
+            logger.error("the transfer loop did not stop within %g s; its agent is left open", SHUTDOWN_SECONDS)
+            return
+        if not self._shared.ledger.empty:
+            logger.error("shut down with blocks in flight: %s", self._shared.ledger.dump())
+        self._shared.agent.deregister(self._registration)
+        self._shared.agent.close()
+        self._shared.channel.close()
+
+    # --- context -------------------------------------------------------------------------------------------------
+
+    def prepare_context_requests(self, requests: Sequence[TransferRequest]) -> None:
+        with self._entering:
+            for request in requests:
+                self._admit(request)
+
+    def _admit(self, request: TransferRequest) -> Send:
+        self._require_open()
+        send = self._sends.get(request.request_id)
+        if send is None:
+            self._shared.outcomes[Role.CONTEXT].expect(request.request_id)
+            send = Send(
+                request_id=request.request_id,
+                token=secrets.token_bytes(16),
+                prompt_digest=prompt_digest(request.prompt_token_ids),
+                prompt_tokens=len(request.prompt_token_ids),
+                started=self._shared.now(),
+            )
+            self._sends[request.request_id] = send
+            admitted = send
+            self._loop.call(lambda: self._loop.context.admit(admitted))
+        return send
+
+    def respond_and_send_async(
+        self, request: TransferRequest, computed_tokens: int | None = None, last: bool = True
+    ) -> None:
+        computed = len(request.prompt_token_ids) if computed_tokens is None else computed_tokens
+        if last != (computed >= len(request.prompt_token_ids)):
+            raise ValueError(f"{computed} of {len(request.prompt_token_ids)} tokens cannot be last={last}")
+        request_id, tables = request.request_id, self._tables(request, 0)
+        with self._entering:
+            self._admit(request)
+            entry = self._shared.ledger.hold(
+                request_id, Owner.SOURCE, tables, freed_by="acknowledgement, or the end of its lease"
+            )
+            self._loop.call(lambda: self._loop.context.respond(request_id, computed, tables, entry))
+
+    def check_context_transfer_status(self, at_least: int = 0) -> TransferStatus:
+        status = self._shared.outcomes[Role.CONTEXT].take(at_least, self._shared.clocks.poll_interval)
+        for request_id in (*status.completed, *status.failed, *status.cancelled):
+            self._sends.pop(request_id, None)
+        return status
+
+    def get_disaggregated_params(self, request: TransferRequest) -> DisaggregatedParams:
+        with self._entering:
+            send = self._admit(request)
+        state = OpaqueState(
+            version=STATE_VERSION,
+            instance=self._shared.instance,
+            incarnation=self._shared.incarnation,
+            request=request.request_id,
+            token=send.token,
+            prompt_digest=send.prompt_digest,
+        )
+        return DisaggregatedParams(
+            request_type="generation_only",
+            ctx_request_id=request.request_id,
+            disagg_request_id=request.request_id,
+            opaque_state=pack_state(state),
+            ctx_info_endpoint=self.endpoint,
+        )
+
+    # --- generation ----------------------------------------------------------------------------------------------
+
+    def request_and_receive_async(self, request: TransferRequest) -> None:
+        self._receive(request, reserved=False)
+
+    def _receive(self, request: TransferRequest, *, reserved: bool) -> None:
+        """Start a receive. ``reserved``: its outcome is for ``request_and_receive_sync``, not for a status."""
+        source = read_source(request.params, request.prompt_token_ids)
+        self._shared.channel.require_trusted(source.endpoint)
+        tables = self._tables(request, request.cached_tokens)
+        with self._entering:
+            self._require_open()
+            self._shared.outcomes[Role.GENERATION].expect(request.request_id, reserved=reserved)
+            try:
+                receive = self._make_receive(request, source, tables)
+            except BaseException:
+                self._shared.outcomes[Role.GENERATION].forget(request.request_id)
+                raise
+            self._loop.call(lambda: self._loop.generation.start(receive))
+
+    def _make_receive(self, request: TransferRequest, source: HandoffSource, tables: tuple[BlockIds, ...]) -> Receive:
+        if self._shared.ledger.awaits_writes(request.request_id, tables):
+            raise TransferError(
+                f"a former attempt may still write to the blocks of request {request.request_id}: "
+                "free them and allocate others, or wait until cancel_request says True",
+                request_id=request.request_id,
+            )
+        assert request.params is not None
+        return Receive(
+            request_id=request.request_id,
+            key=self._next_attempt(source.state, request.attempt),
+            source=source,
+            tables=tables,
+            entry=self._shared.ledger.hold(
+                request.request_id, Owner.DESTINATION, tables, freed_by="DONE, or the writer's word that nothing comes"
+            ),
+            nbytes=expected_bytes(self._shared.layout, tables),
+            start_tokens=request.cached_tokens,
+            prompt_tokens=len(request.prompt_token_ids),
+            may_precede_request=request.params.schedule_style is ScheduleStyle.GENERATION_FIRST,
+            started=self._shared.now(),
+        )
+
+    def _next_attempt(self, state: OpaqueState, at_least: int) -> Key:
+        """The same context request fetched again is a new attempt, whatever the engine calls it."""
+        name = (state.instance, state.incarnation, state.request)
+        attempt = max(at_least, self._attempts.get(name, -1) + 1)
+        self._attempts[name] = attempt
+        while len(self._attempts) > 65_536:
+            del self._attempts[next(iter(self._attempts))]
+        return Key(state.instance, state.incarnation, state.request, attempt)
+
+    def request_and_receive_sync(self, request: TransferRequest) -> None:
+        self._receive(request, reserved=True)
+        # the session has a clock for each of its states, so an outcome always comes while the loop lives
+        outcomes = self._shared.outcomes[Role.GENERATION]
+        event = None
+        while event is None and self._loop.alive:
+            event = outcomes.wait_for(request.request_id, self._shared.clocks.poll_interval)
+        event = event or outcomes.wait_for(request.request_id, 0)
+        if event is None:
+            raise TransferError("the transfer loop ended", request_id=request.request_id)
+        if event.error is not None:
+            raise event.error
+
+    def check_gen_transfer_status(self, at_least: int = 0) -> TransferStatus:
+        return self._shared.outcomes[Role.GENERATION].take(at_least, self._shared.clocks.poll_interval)
+
+    def check_gen_transfer_complete(self) -> bool:
+        return not self._shared.outcomes[Role.GENERATION].pending
+
+    def commit_blocks_for_reuse(self, request: TransferRequest) -> None:
+        self._manager.commit(request.request_id, request.prompt_token_ids)
+
+    # --- helpers -------------------------------------------------------------------------------------------------
+
+    def _tables(self, request: TransferRequest, from_tokens: int) -> tuple[BlockIds, ...]:
+        """The request's blocks of the prompt from a token on, one array a group."""
+        prompt = len(request.prompt_token_ids)
+        tables = []
+        for group, table in zip(
+            self._manager.layout.groups, self._manager.block_table(request.request_id), strict=True
+        ):
+            start, stop = from_tokens // group.tokens_per_block, -(-prompt // group.tokens_per_block)
+            if len(table) < stop:
+                raise ValueError(f"request {request.request_id} has {len(table)} blocks, its prompt needs {stop}")
+            tables.append(np.ascontiguousarray(table[start:stop]))
+        return tuple(tables)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise TransferError("this transceiver is shut down")
