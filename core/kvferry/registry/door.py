@@ -132,6 +132,17 @@ class Registry:
         """What one plugin declares; a hook that raises declares nothing here (it is a HookError when asked)."""
         return tuple(value for hook, kind in _DECLARED for value in self._quietly(hook, kind, plugin))
 
+    def broken_declarations(self, plugin: str) -> tuple[str, ...]:
+        """Say which of one plugin's declarations are errors as soon as they are asked for."""
+        problems: list[str] = []
+        for hook, kind in _DECLARED:
+            for each in self._of(plugin, hook):
+                try:
+                    self._declared_by(each, hook, kind)
+                except HookError as error:
+                    problems.append(str(error))
+        return tuple(problems)
+
     # --- makers ---------------------------------------------------------------------------------------------
 
     def create_transceiver(self, plugin: str, spec: TransceiverSpec) -> KvCacheTransceiver:
