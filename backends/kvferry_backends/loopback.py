@@ -6,13 +6,21 @@ import os
 from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 UCX_NET_DEVICES = "UCX_NET_DEVICES"
-"""What the operator set in it stands."""
-
 LOOPBACK_DEVICE = "lo"
 
 
-def without_loopback_option(spec: AgentSpec) -> tuple[AgentSpec, bool]:
-    """Take ``LOOPBACK_ONLY`` out of the options; whether UCX is still to be told."""
+def keep_nixl_on_loopback() -> None:
+    """Tell the UCX inside NIXL, which reads nothing but its environment; what the operator set there stands.
+
+    InfiniBand is left out with it: beside the system's libibverbs that module ends the process with a segmentation
+    fault at exit (two copies of libnl; NIXL 1.5.1).
+    """
+    os.environ.setdefault(UCX_NET_DEVICES, LOOPBACK_DEVICE)
+    os.environ.setdefault("UCX_MODULES", "^ib")
+
+
+def take_loopback_option(spec: AgentSpec) -> tuple[AgentSpec, bool]:
+    """Return the specification without ``LOOPBACK_ONLY``, which no transport knows, and what it said."""
     options = dict(spec.options)
     wanted = bool(options.pop(LOOPBACK_ONLY, False))
-    return dataclasses.replace(spec, options=options), wanted and UCX_NET_DEVICES not in os.environ
+    return dataclasses.replace(spec, options=options), wanted

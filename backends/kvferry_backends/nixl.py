@@ -1,7 +1,5 @@
 """NIXL as a transfer backend: what it can do, whether it is here, and its agent."""
 
-import os
-
 from kvferry_backends.probing import library_findings
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
@@ -33,12 +31,12 @@ def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
 
 
 def _native_agent(spec: AgentSpec) -> TransferAgent:
-    from kvferry_backends.loopback import LOOPBACK_DEVICE, UCX_NET_DEVICES, without_loopback_option
+    from kvferry_backends.loopback import keep_nixl_on_loopback, take_loopback_option
     from kvferry_backends.native_agent import NativeAgent
 
-    spec, on_loopback = without_loopback_option(spec)
+    spec, on_loopback = take_loopback_option(spec)
     if on_loopback:
-        os.environ[UCX_NET_DEVICES] = LOOPBACK_DEVICE  # the UCX inside NIXL has no other door
+        keep_nixl_on_loopback()
     return NativeAgent(spec, "nixl")
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from kvferry_backends.loopback import keep_nixl_on_loopback
 from kvferry_plugins.errors import BackendUnavailableError
 
 TRANSPORT = "UCX"
@@ -30,7 +31,7 @@ def make_agent(name: str, *, progress_thread: bool = False, loopback_only: bool 
         BackendUnavailableError: NIXL is not installed, or its UCX plugin does not start here.
     """
     if loopback_only:
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")  # UCX has no other door; it is read when the agent is made
+        keep_nixl_on_loopback()
     api = _import_api()
     config = api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[TRANSPORT])
     try:

@@ -1,6 +1,7 @@
 """UCX as a transfer backend: what it can do, whether it is here, and its native agent."""
 
 import dataclasses
+import os
 
 from kvferry_backends.probing import library_findings
 from kvferry_plugins import hookimpl
@@ -23,11 +24,11 @@ def transfer_backends() -> tuple[TransferBackend, ...]:
 
 @hookimpl
 def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
-    from kvferry_backends.loopback import LOOPBACK_DEVICE, without_loopback_option
+    from kvferry_backends.loopback import LOOPBACK_DEVICE, UCX_NET_DEVICES, take_loopback_option
     from kvferry_backends.native_agent import NativeAgent
 
-    spec, on_loopback = without_loopback_option(spec)
-    if on_loopback:
+    spec, on_loopback = take_loopback_option(spec)
+    if on_loopback and UCX_NET_DEVICES not in os.environ:
         spec = dataclasses.replace(spec, options={**spec.options, "NET_DEVICES": LOOPBACK_DEVICE})
     return NativeAgent(spec, "ucx")
 
