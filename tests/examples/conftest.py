@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "acme-kvferry"
+TOY = ROOT / "examples" / "toytcp-kvferry"
 OURS = Path(sysconfig.get_path("purelib"))
 
 
@@ -93,3 +94,25 @@ def fresh_environment(tmp_path_factory):
     environment.pip("install", "--no-index", "--no-deps", str(build_wheel(ROOT, folder / "wheels" / "ours")))
     environment.pip("install", "--no-index", "--no-deps", str(build_wheel(EXAMPLE, folder / "wheels" / "acme")))
     return environment
+
+
+@pytest.fixture(scope="module")
+def with_toytcp(tmp_path_factory):
+    """Runs a program of this environment where toytcp-kvferry is installed, too."""
+    folder = tmp_path_factory.mktemp("toytcp")
+    wheel = build_wheel(TOY, folder / "wheels")
+    install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(folder / "site")]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True, text=True)
+
+    def run(*arguments, cwd=folder, **variables):
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(folder / "site"), "XDG_STATE_HOME": str(folder), **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
