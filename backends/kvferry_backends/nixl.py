@@ -1,15 +1,14 @@
 """NIXL as a transfer backend: what it can do, whether it is here, and its agent."""
 
-from kvferry_backends.probing import library_findings
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
-from kvferry_plugins.types import AgentSpec, ProbeReport, RuntimeSupport, TransferBackend
+from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
 
 _BACKEND = TransferBackend(
     name="NIXL",
     # A finite timeout under PYTHON: as TensorRT-LLM's Python transceiver, whose constructor refuses null.
     runtimes={"PYTHON": RuntimeSupport(needs_finite_timeout=True), "CPP": RuntimeSupport()},
-    probe="kvferry_backends.nixl:probe",
+    probe="kvferry_backends.nixl_probe:probe",
     requires=("nixl", "torch"),
     install="pip install 'kvferry[nixl]'",
     baseline="kvferry_backends.nixl_raw",
@@ -38,8 +37,3 @@ def _native_agent(spec: AgentSpec) -> TransferAgent:
     if on_loopback:
         keep_nixl_on_loopback()
     return NativeAgent(spec, "nixl")
-
-
-def probe() -> ProbeReport:
-    """Report what is installed; called in a process of its own."""
-    return library_findings("nixl", distributions=("nixl", "nixl-cu12", "nixl-cu13"))

@@ -28,6 +28,19 @@ def installed_version(*distributions: str) -> str | None:
     return None
 
 
+def native_problems(transport: str) -> list[ProbeProblem]:
+    """Say what the CPP runtime would miss for this backend; nothing where ``kvferry_native`` is not installed."""
+    if find_spec("kvferry_native") is None:
+        return []
+    import kvferry_native
+
+    missing = kvferry_native.usable().get(transport)
+    if missing is None:
+        what, fix = f"kvferry-native has no transport {transport}", "install kvferry-native again"
+        return [ProbeProblem(what=f"{what}: no CPP on this backend", fix=fix)]
+    return [ProbeProblem(what=f"CPP cannot use this backend: it lacks {missing}", fix="")] if missing else []
+
+
 def library_findings(module: str, *, distributions: Iterable[str]) -> ProbeReport:
     """Report what is installed without starting it: for a probe that is not written yet."""
     missing = not_installed((module,), f"install {' or '.join(distributions)}")

@@ -3,17 +3,17 @@
 import dataclasses
 import os
 
-from kvferry_backends.probing import library_findings
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
-from kvferry_plugins.types import AgentSpec, ProbeReport, RuntimeSupport, TransferBackend
+from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
 
 _BACKEND = TransferBackend(
     name="UCX",
     runtimes={"CPP": RuntimeSupport()},
-    probe="kvferry_backends.ucx:probe",
+    probe="kvferry_backends.ucx_probe:probe",
     requires=("libucx",),
     install="pip install libucx-cu12",
+    baseline="kvferry_backends.ucx_raw",
 )
 
 
@@ -31,8 +31,3 @@ def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
     if on_loopback and UCX_NET_DEVICES not in os.environ:
         spec = dataclasses.replace(spec, options={**spec.options, "NET_DEVICES": LOOPBACK_DEVICE})
     return NativeAgent(spec, "ucx")
-
-
-def probe() -> ProbeReport:
-    """Report what is installed; called in a process of its own."""
-    return library_findings("libucx", distributions=("libucx-cu12", "libucx-cu13"))
