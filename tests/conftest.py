@@ -20,6 +20,12 @@ def _own_settings(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
+def without_native(monkeypatch):
+    """As on a machine without the extra ``cpp``: find_spec finds nothing."""
+    monkeypatch.setitem(sys.modules, "kvferry_native", None)
+
+
+@pytest.fixture
 def install(monkeypatch):
     """Put packages of ``tests/packages`` on the path, as if they were installed, the first first."""
     before = set(sys.modules)

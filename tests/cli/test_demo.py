@@ -7,8 +7,10 @@ import time
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from kvferry.cli.demo import demo_settings
+from kvferry.cli.main import main
 from kvferry.config import parse_engine_args
 from kvferry.demo.processes import WorkerFailedError, WorkerProcess
 from kvferry.transceiver.keys import KEY_FILE_VARIABLE
@@ -41,11 +43,12 @@ def test_the_demo_equals_aggregated_decoding_and_shows_what_travelled():
     assert "loading the model" in result.stderr
 
 
-def test_what_cannot_be_built_is_one_clear_paragraph():
-    result = run_demo("--runtime", "CPP")
-    assert result.returncode == 1
+def test_what_cannot_be_built_is_one_clear_paragraph(without_native):
+    result = CliRunner().invoke(main, ["demo", "--runtime", "CPP"])
+    assert result.exit_code == 1
     assert "Traceback" not in result.stderr
     assert "this plan cannot be built here: runtime CPP" in result.stderr
+    assert "pip install 'kvferry[cpp]'" in result.stderr
 
 
 def test_what_is_wrong_with_the_input_is_said_before_anything_starts():

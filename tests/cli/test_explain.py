@@ -87,13 +87,13 @@ def test_a_checkpoint_without_architectures_is_a_model_nonetheless(files):
     assert answer["model"] == {"architecture": None, "execution_architecture": None}
 
 
-def test_a_library_that_is_not_here_is_a_warning_and_no_provider(files):
+def test_a_library_that_is_not_here_is_a_warning_and_no_provider(files, without_native):
     (files / "engine.yaml").write_text("cache_transceiver_config: {backend: UCX}\n")
     answer = explained("--config", "engine.yaml")
     assert answer["ok"] is True
     assert (answer["transceiver"]["runtime"], answer["transceiver"]["provider"]) == ("CPP", None)
     assert answer["providers"]["runtime"] is None
-    assert any("kvferry_native" in warning and "PYTHON" in warning for warning in answer["warnings"])
+    assert any("kvferry_native" in warning and "kvferry[cpp]" in warning for warning in answer["warnings"])
 
 
 def test_a_failure_has_all_keys_the_model_and_every_error(files):

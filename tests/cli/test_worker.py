@@ -66,13 +66,13 @@ def test_a_worker_without_a_transceiver_is_refused(start):
 @pytest.mark.parametrize(
     ("config", "status", "words"),
     [
-        ("cache_transceiver_config: {backend: NIXL, transceiver_runtime: CPP}\n", 1, "CPP"),
+        ("cache_transceiver_config: {backend: NIXL, transceiver_runtime: CPP}\n", 1, "kvferry[cpp]"),
         ("cache_transceiver_config: {backend: CARRIER_PIGEON}\n", 2, "CARRIER_PIGEON"),
         ("cache_transceiver_conf: {backend: NIXL}\n", 2, "cache_transceiver_config"),
     ],
     ids=["not built here", "unknown backend", "misspelt key"],
 )
-def test_a_configuration_that_cannot_be_served_is_one_paragraph(start, config, status, words):
+def test_a_configuration_that_cannot_be_served_is_one_paragraph(start, without_native, config, status, words):
     exit_code, said = start(config=config)
     assert exit_code == status, said
     assert words in said
