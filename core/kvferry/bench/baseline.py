@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from kvferry.bench.processes import Child
+from kvferry.bench.processes import Child, ChildError
 
 
 class RawBaseline:
@@ -13,16 +13,21 @@ class RawBaseline:
     They are stopped while they are not asked: NIXL's progress thread spins, and would take a core from our rounds.
 
     Args:
-        module: what ``python -m`` runs; it answers ``write`` and ``write_one_block`` for each of its ``ways``.
+        module: what ``python -m`` runs; it answers ``write``, ``write_one_block`` and ``write_pieces`` for each of its
+            ``ways``.
         nbytes: of one contiguous write.
         block_bytes: of one block.
+        name: for messages.
     """
 
-    def __init__(self, module: str, nbytes: int, block_bytes: int) -> None:
+    def __init__(self, module: str, nbytes: int, block_bytes: int, *, name: str = "raw transport") -> None:
         arguments = ["--bytes", str(nbytes), "--block-bytes", str(block_bytes)]
-        self._child = Child(module, arguments, name="raw transport")
-        ready = self._child.answer(timeout=120)
-        self.ways: list[str] = ready["ways"]
+        self._child = Child(module, arguments, name=name)
+        try:
+            self.ways: list[str] = self._child.answer(timeout=120)["ways"]
+        except ChildError:
+            self._child.close()
+            raise
 
     def write(self, way: str) -> float:
         """Seconds of one contiguous write of all bytes."""
@@ -31,6 +36,10 @@ class RawBaseline:
     def write_one_block(self, way: str) -> float:
         """Seconds of one write of one block."""
         return float(self._child.ask("write_one_block", way=way)["seconds"])
+
+    def write_pieces(self, way: str, pieces: int, seed: int | None) -> float:
+        """Seconds of one write of all bytes in equal pieces, both sides shuffled; no seed = in order."""
+        return float(self._child.ask("write_pieces", way=way, pieces=pieces, seed=seed)["seconds"])
 
     def __enter__(self) -> Self:
         return self

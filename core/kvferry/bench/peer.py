@@ -9,14 +9,15 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import msgspec
 import numpy as np
 
 from kvferry.bench import patterns
-from kvferry.bench.timed_agent import TimedAgent
+from kvferry.bench.spinner import Spinner
+from kvferry.bench.timed_agent import TimedAgent, TimedBlockAgent, timed
 from kvferry.cache.manager_v1 import KVCacheManagerV1
 from kvferry.dispatcher import agent_maker, resolve
 from kvferry.registry.door import Registry
@@ -33,6 +34,7 @@ from kvferry_plugins.types import (
     ModelGeometry,
     Role,
     TransceiverSpec,
+    TransferEvent,
     TransferRequest,
     TransferStatus,
 )
@@ -67,6 +69,7 @@ class PeerProcess:
         self.manager = PermutedManager(spec)
         self.pool = self.manager.layout.pools[0]
         self.agent: TimedAgent | None = None
+        self.spinner = Spinner()
         self.requests: dict[int, TransferRequest] = {}
         registry = load_registry(toggles=Toggles())
         self.transceiver = self._make_transceiver(options, registry)
@@ -77,7 +80,7 @@ class PeerProcess:
         make_agent = agent_maker(plan, registry)
 
         def make_timed_agent(spec: AgentSpec) -> TransferAgent:
-            self.agent = TimedAgent(make_agent(spec))
+            self.agent = timed(make_agent(spec))
             return self.agent
 
         assert plan.runtime is not None
@@ -170,18 +173,19 @@ class PeerProcess:
         )
         status = check(at_least)
         now = time.monotonic()
-        events = [
-            {
-                "request": event.request_id,
-                "outcome": event.outcome,
-                "nbytes": event.nbytes,
-                "error": type(event.error).__name__ if event.error is not None else None,
-                "message": str(event.error) if event.error is not None else None,
-                "transfer_seconds": event.transfer_seconds,
-            }
-            for event in status.events
-        ]
-        return {"at": now, "events": events}
+        return {"at": now, "events": [_as_json(event) for event in status.events]}
+
+    def stream(self, requests: Sequence[int], window: int) -> dict[str, Any]:
+        """Send many requests' KV, so many in flight at a time, with no command in between."""
+        waiting, events = [self.requests[request] for request in requests], list[TransferEvent]()
+        begun = time.monotonic()
+        while len(events) < len(requests):
+            in_flight = len(requests) - len(waiting) - len(events)
+            for request in waiting[: window - in_flight]:
+                self.transceiver.respond_and_send_async(request)
+            del waiting[: window - in_flight]
+            events += self.transceiver.check_context_transfer_status(1).events
+        return {"begun": begun, "events": [_as_json(event) for event in events]}
 
     def wait_and_compare(self, request: int, seed: int) -> dict[str, Any]:
         """Wait for one outcome and compare the request's blocks at once, with nothing in between."""
@@ -202,7 +206,12 @@ class PeerProcess:
         return self.agent.take_figures() if self.agent is not None else {}
 
     def planning_seconds(self, request: int) -> dict[str, Any]:
-        """How long it takes to plan a request's segments and cut them into pieces (onto its own table)."""
+        """How long it takes to plan a request's segments and cut them into pieces (onto its own table).
+
+        None where the agent plans by itself, in its own threads.
+        """
+        if isinstance(self.agent, TimedBlockAgent):
+            return {"seconds": None}
         layout, table = self.manager.layout, self.manager.block_table(request)[0]
         begun = time.monotonic()
         pieces = list(cut(*plan_segments(layout, layout, 0, table, table)))
@@ -214,10 +223,26 @@ class PeerProcess:
         times = os.times()
         return {"cpu": times.user + times.system, "at": time.monotonic()}
 
+    def spin(self, on: bool) -> dict[str, Any]:
+        """Let a Python thread of this process spin, or rest."""
+        self.spinner.turn(on)
+        return {}
+
     def shutdown(self) -> None:
         """End the transceiver, then the manager."""
         self.transceiver.shutdown()
         self.manager.shutdown()
+
+
+def _as_json(event: TransferEvent) -> dict[str, Any]:
+    return {
+        "request": event.request_id,
+        "outcome": event.outcome,
+        "nbytes": event.nbytes,
+        "error": type(event.error).__name__ if event.error is not None else None,
+        "message": str(event.error) if event.error is not None else None,
+        "transfer_seconds": event.transfer_seconds,
+    }
 
 
 def main() -> None:

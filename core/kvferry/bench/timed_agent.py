@@ -1,10 +1,12 @@
 """A transfer agent that hands everything on to another, and keeps the time of posting and of the wire."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from kvferry_plugins.layout import Addresses
+from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
 from kvferry_plugins.transceiver import (
+    BlockTransferAgent,
     Completion,
     Fence,
     PeerId,
@@ -13,6 +15,11 @@ from kvferry_plugins.transceiver import (
     TransferAgent,
     TransferId,
 )
+
+
+def timed(agent: TransferAgent) -> "TimedAgent":
+    """Wrap an agent by one of its own kind."""
+    return TimedBlockAgent(agent) if isinstance(agent, BlockTransferAgent) else TimedAgent(agent)
 
 
 class TimedAgent(TransferAgent):
@@ -47,12 +54,8 @@ class TimedAgent(TransferAgent):
 
     def submit(self, peer: PeerId, src: Addresses, dst: Addresses, nbytes: Addresses) -> TransferId:
         """Hand on, and keep the time."""
-        begun = time.monotonic()
-        transfer = self._agent.submit(peer, src, dst, nbytes)
-        self._posting += time.monotonic() - begun
-        if self._first_post is None:
-            self._first_post = begun
-        return transfer
+        with self._posting_timed():
+            return self._agent.submit(peer, src, dst, nbytes)
 
     def poll(self) -> list[Completion]:
         """Hand on, and keep the time of completions."""
@@ -60,6 +63,10 @@ class TimedAgent(TransferAgent):
         if completions:
             self._last_completion = time.monotonic()
         return completions
+
+    def set_active(self, active: bool) -> None:
+        """Hand on."""
+        self._agent.set_active(active)
 
     def wakeup_fd(self) -> int | None:
         """Hand on."""
@@ -79,3 +86,36 @@ class TimedAgent(TransferAgent):
         figures = {"posting": self._posting, "wire": wire}
         self._posting, self._first_post = 0.0, None
         return figures
+
+    @contextmanager
+    def _posting_timed(self) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self._posting += time.monotonic() - begun
+        if self._first_post is None:
+            self._first_post = begun
+
+
+class TimedBlockAgent(TimedAgent, BlockTransferAgent):
+    """The same for an agent that takes block lists; planning is part of its wire's time."""
+
+    def __init__(self, agent: BlockTransferAgent) -> None:
+        super().__init__(agent)
+        self._block_agent = agent
+
+    def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> object:
+        """Hand on."""
+        return self._block_agent.block_map(src, dst, group)
+
+    def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
+        """Hand on, and keep the time."""
+        with self._posting_timed():
+            return self._block_agent.submit_blocks(peer, block_map, src, dst)
+
+    def cancel(self, transfer: TransferId, reason: str = "cancelled") -> bool:
+        """Hand on."""
+        return self._block_agent.cancel(transfer, reason)
+
+    def progress_bytes(self, transfer: TransferId) -> int | None:
+        """Hand on."""
+        return self._block_agent.progress_bytes(transfer)

@@ -1,13 +1,20 @@
 """``kvferry bench``: measurements, each against the raw transport in the same run."""
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvferry.cli.output import envelope, json_option, print_json, report_errors
+from kvferry.cli.output import envelope, error_items, exit_status, json_option, print_errors, print_json, report_errors
+from kvferry_plugins.errors import KvferryError
 
 if TYPE_CHECKING:
-    from kvferry.bench.transfer import Measurement
+    from kvferry.bench.pairings import Pairing
+
+Found = TypeVar("Found")
+Say = Callable[[str], None]
 
 
 class ByteSize(click.ParamType[int]):
@@ -26,6 +33,25 @@ class ByteSize(click.ParamType[int]):
         return self.fail(f"{value!r} is no size; write 4096, 64KiB, 256MiB or 1GiB", param, ctx)
 
 
+def pairing_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--backend``, ``--runtime`` and ``--all``, which arrive as ``pairings``, each of them usable here."""
+
+    @click.option("--backend", multiple=True, default=("NIXL",), show_default=True, help="Repeatable.")
+    @click.option("--runtime", multiple=True, help="Repeatable; default: the first that each backend declares.")
+    @click.option("--all", "take_all", is_flag=True, help="Every runtime × backend pair that is installed here.")
+    @functools.wraps(function)
+    def with_pairings(
+        *args: Any, backend: tuple[str, ...], runtime: tuple[str, ...], take_all: bool, **kwargs: Any
+    ) -> Any:
+        from kvferry.bench.pairings import asked_pairings, every_pairing, require_usable
+
+        pairings = every_pairing() if take_all else asked_pairings(backend, runtime)
+        require_usable(pairings)
+        return function(*args, pairings=pairings, **kwargs)
+
+    return with_pairings
+
+
 @click.group()
 def bench() -> None:
     """Measure ourselves against the raw transport, in one run."""
@@ -33,53 +59,115 @@ def bench() -> None:
 
 @bench.command()
 @report_errors
+@pairing_options
 @click.option("--bytes", "nbytes", type=ByteSize(), default="256MiB", show_default=True, help="Of one hand-off.")
 @click.option("--blocks", type=click.IntRange(1), multiple=True, default=(4096,), show_default=True, help="Repeatable.")
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Rounds that count.")
 @click.option("--seed", type=int, default=2026, show_default=True, help="Of the shuffled tables.")
-@click.option("--backend", default="NIXL", show_default=True)
-@click.option("--runtime", default="PYTHON", show_default=True)
+@click.option("--against", multiple=True, metavar="BACKEND", help="Another backend's raw tool, in turn. Repeatable.")
+@click.option("--chart", type=click.Path(path_type=Path), help="Draw GB/s over block counts: FILE.png or FILE.svg.")
 @json_option
 def transfer(
-    nbytes: int, blocks: tuple[int, ...], rounds: int, seed: int, backend: str, runtime: str, as_json: bool
+    pairings: "list[Pairing]",
+    nbytes: int,
+    blocks: tuple[int, ...],
+    rounds: int,
+    seed: int,
+    against: tuple[str, ...],
+    chart: Path | None,
+    as_json: bool,
 ) -> None:
     """Hand-offs between two workers, alternating with raw writes of the same bytes between two processes.
 
     A hand-off is timed from respond_and_send_async to the generation side's completion. The destination is poisoned
-    before, and compared by value after, each round.
-    """
-    from kvferry.bench.transfer import Plan, baseline_of, measure
+    before, and compared by value after, each round. A memcpy of the same bytes takes its turn too.
 
-    baseline = baseline_of(backend)
-    _require_libraries(backend, runtime)
-    measurements = []
-    for count in blocks:
-        plan = Plan(backend, runtime, _whole_blocks(nbytes, count), count, rounds, seed)
-        measurements.append(measure(plan, baseline, lambda text: _say(text, as_json=as_json)))
+    For a chart: --blocks 1 --blocks 16 --blocks 256 --blocks 4096 --chart transfer.svg
+    """
+    from kvferry.bench.chart import draw, require_chart
+    from kvferry.bench.measurement import Measurement, Plan
+    from kvferry.bench.transfer import baselines_of, measure
+    from kvferry.cli.bench_tables import print_transfers
+
+    if chart is not None:
+        require_chart(chart)
+    modules = {pairing: baselines_of(pairing, against) for pairing in pairings}
+    plans = [
+        Plan(pairing, _whole_blocks(nbytes, count), count, rounds, seed) for pairing in pairings for count in blocks
+    ]
+
+    def run(plan: Plan, say: Say) -> Measurement:
+        return measure(plan, modules[plan.pairing], say)
+
+    found, errors = _measure_each(plans, run, as_json=as_json)
+    if chart is not None and found:
+        draw(found, chart)
     if as_json:
-        print_json(envelope(ok=True, transfers=[found.to_json() for found in measurements]))
+        _print_json(errors, transfers=[each.to_json() for each in found], chart=str(chart) if chart else None)
     else:
-        _print_tables(measurements)
+        print_transfers(found)
+    _end(errors, as_json=as_json)
 
 
 @bench.command()
 @report_errors
+@pairing_options
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True)
-@click.option("--backend", default="NIXL", show_default=True)
-@click.option("--runtime", default="PYTHON", show_default=True)
 @json_option
-def idle(seconds: float, backend: str, runtime: str, as_json: bool) -> None:
+def idle(pairings: "list[Pairing]", seconds: float, as_json: bool) -> None:
     """CPU share of two connected workers that have nothing to do."""
     from kvferry.bench.idle import measure
 
-    _require_libraries(backend, runtime)
-    _say(f"two connected workers, idle for {seconds:g} s", as_json=as_json)
-    shares = measure(backend, runtime, seconds)
+    def run(pairing: "Pairing", say: Say) -> "tuple[Pairing, dict[str, float]]":
+        say(f"{pairing}: two connected workers, idle for {seconds:g} s")
+        return pairing, measure(pairing, seconds)
+
+    found, errors = _measure_each(pairings, run, as_json=as_json)
     if as_json:
-        print_json(envelope(ok=True, share_of_a_core=shares))
+        rows = [{"backend": each.backend, "runtime": each.runtime, "share_of_a_core": shares} for each, shares in found]
+        _print_json(errors, idle=rows)
     else:
-        for role, share in shares.items():
-            click.echo(f"{role} worker: {share:.2%} of a core")
+        for pairing, shares in found:
+            told = ", ".join(f"{role} worker {share:.2%} of a core" for role, share in shares.items())
+            click.echo(f"{pairing}: {told}")
+    _end(errors, as_json=as_json)
+
+
+@bench.command()
+@report_errors
+@pairing_options
+@click.option("--bytes", "nbytes", type=ByteSize(), default="256MiB", show_default=True, help="Of one hand-off.")
+@click.option("--blocks", type=click.IntRange(1), default=4096, show_default=True, help="Of one hand-off.")
+@click.option("--hand-offs", type=click.IntRange(1), default=6, show_default=True, help="Of one stream.")
+@click.option("--window", type=click.IntRange(1), default=3, show_default=True, help="Hand-offs in flight at a time.")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Rounds that count.")
+@json_option
+def gil(
+    pairings: "list[Pairing]", nbytes: int, blocks: int, hand_offs: int, window: int, rounds: int, as_json: bool
+) -> None:
+    """Throughput while a Python thread spins in the sender's process, against one that spins in another process.
+
+    Streams of hand-offs, some in flight at a time, and single ones; PYTHON over NIXL is measured beside what is asked
+    for, where it is installed.
+    """
+    from kvferry.bench.gil import Measurement, Plan, measure
+    from kvferry.bench.pairings import Pairing, missing
+    from kvferry.cli.bench_tables import print_gil
+
+    beside = Pairing("PYTHON", "NIXL")
+    if beside not in pairings and not missing(beside):
+        pairings = [*pairings, beside]
+    whole = _whole_blocks(nbytes, blocks)
+
+    def run(pairing: Pairing, say: Say) -> Measurement:
+        return measure(Plan(pairing, whole, blocks, hand_offs, window, rounds), say)
+
+    found, errors = _measure_each(pairings, run, as_json=as_json)
+    if as_json:
+        _print_json(errors, gil=[each.to_json() for each in found])
+    else:
+        print_gil(found)
+    _end(errors, as_json=as_json)
 
 
 @bench.command()
@@ -103,18 +191,34 @@ def startup(rounds: int, as_json: bool) -> None:
         click.echo(f"kvferry {verb.verb}: {verb.median_seconds * 1e3:.0f} ms = {verb.ratio:.2f} ×{heavy}")
 
 
-def _require_libraries(backend: str, runtime: str) -> None:
-    """Refuse before any process starts what the workers could not build. Raises KvferryError."""
-    from kvferry.dispatcher import missing_libraries, resolve
-    from kvferry.registry.load import load_registry
-    from kvferry.registry.toggles import Toggles
-    from kvferry_plugins.errors import BackendUnavailableError
+Asked = TypeVar("Asked")
 
-    registry = load_registry(toggles=Toggles())
-    config = {"cache_transceiver_config": {"backend": backend, "transceiver_runtime": runtime}}
-    missing = missing_libraries(resolve(config, model=None, registry=registry, environ={}), registry)
-    if missing:
-        raise BackendUnavailableError(f"nothing can be measured here: {'; '.join(missing.values())}")
+
+def _measure_each(
+    asked: Iterable[Asked], measure: Callable[[Asked, Say], Found], *, as_json: bool
+) -> tuple[list[Found], list[KvferryError]]:
+    """Measure one after the other; one that fails costs only its own figures."""
+    found: list[Found] = []
+    errors: list[KvferryError] = []
+    for each in asked:
+        try:
+            found.append(measure(each, lambda text: _say(text, as_json=as_json)))
+        except KvferryError as error:
+            errors.append(error)
+    return found, errors
+
+
+def _print_json(errors: Sequence[KvferryError], **fields: object) -> None:
+    items = [item for error in errors for item in error_items(error)]
+    print_json({**envelope(ok=not errors, errors=items), **fields})
+
+
+def _end(errors: Sequence[KvferryError], *, as_json: bool) -> None:
+    """Report what failed, and end with its exit status. Raises SystemExit."""
+    if not as_json:
+        print_errors(errors)
+    if errors:
+        raise SystemExit(exit_status(errors[0]))
 
 
 def _whole_blocks(nbytes: int, blocks: int) -> int:
@@ -130,32 +234,3 @@ def _whole_blocks(nbytes: int, blocks: int) -> int:
 def _say(text: str, *, as_json: bool) -> None:
     if not as_json:
         click.echo(f"… {text}", err=True)
-
-
-def _print_tables(measurements: "list[Measurement]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from kvferry.bench.transfer import rows
-
-    console = Console()
-    table = Table("way", "bytes", "blocks", "median ms", "GB/s", "÷ best raw", title="one hand-off")
-    for row in rows(measurements):
-        table.add_row(*row)
-    console.print(table)
-    parts = Table("hand-off", "control", "planning", "posting", "wire", title="where the time goes, median ms")
-    for found in measurements:
-        for name, series in (
-            ("in order", found.in_order),
-            ("shuffled", found.shuffled),
-            ("one block", found.one_block_ours),
-        ):
-            figures = (f"{series.median_part(part) * 1e3:.3f}" for part in ("control", "planning", "posting", "wire"))
-            parts.add_row(f"{name}, {found.plan.blocks if name != 'one block' else 1} blocks", *figures)
-    console.print(parts)
-    for found in measurements:
-        console.print(
-            f"one block of {found.plan.block_bytes} bytes: {found.one_block_ours.median * 1e6:.0f} µs = "
-            f"{found.one_block_ratio:.2f} × (raw write {found.one_block_raw.median * 1e6:.0f} µs + "
-            f"ZeroMQ round trip {found.round_trip.median * 1e6:.0f} µs)"
-        )
