@@ -3,6 +3,8 @@
 #include <random>
 #include <sstream>
 
+#include "cuda_context.hpp"
+
 namespace kvferry {
 
 namespace {
@@ -86,7 +88,10 @@ Engine::LaneRegistrations Engine::register_on(Lane &lane, const std::vector<Regi
     return lane.call([&](TransportAgent &agent) {
         LaneRegistrations handles;
         try {
-            for (const Region &region : regions) handles.push_back(agent.register_memory(region));
+            for (const Region &region : regions) {
+                if (region.device_kind == KVFERRY_CUDA) adopt_cuda_context(region.device);
+                handles.push_back(agent.register_memory(region));
+            }
         } catch (...) {
             for (auto handle : handles) agent.deregister_memory(handle);
             throw;

@@ -5,6 +5,8 @@
 
 #include <set>
 
+#include "cuda_context.hpp"
+
 namespace kvferry {
 
 namespace {
@@ -69,6 +71,7 @@ void Lane::nudge(unsigned rounds) {
 
 void Lane::run(const TransportLibrary &library, const Options &options, std::promise<void> ready) {
     ::pthread_setname_np(::pthread_self(), ("kvferry-" + library.name()).substr(0, 15).c_str());
+    adopt_cuda_context();
     try {
         agent_ = std::make_unique<TransportAgent>(library, options);
         if (limits_.staging_bytes > 0) {

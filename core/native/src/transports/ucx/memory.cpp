@@ -4,13 +4,32 @@
 
 namespace kvferry::ucx {
 
+namespace {
+
+// Said, not left to UCX to find out: it knows only allocations that it has seen being made.
+ucs_memory_type_t memory_type(const Worker &worker, const kvferry_region &region) {
+    if (region.device_kind == KVFERRY_CPU) return UCS_MEMORY_TYPE_HOST;
+    ucp_context_attr_t attributes{};
+    attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+    require(ucp_context_query(worker.context(), &attributes), "UCX does not say what memory it can reach");
+    if ((attributes.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) == 0) {
+        throw Error(KVFERRY_UNAVAILABLE,
+                    "UCX reaches no CUDA memory here: UCX_TLS, if set, must name cuda_copy and cuda_ipc beside tcp");
+    }
+    return UCS_MEMORY_TYPE_CUDA;
+}
+
+}  // namespace
+
 LocalMemory::~LocalMemory() {
     for (const auto &[id, registration] : registrations_) ucp_mem_unmap(worker_.context(), registration.handle);
 }
 
 std::uint64_t LocalMemory::add(const kvferry_region &region) {
     ucp_mem_map_params_t params{};
-    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                        UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+    params.memory_type = memory_type(worker_, region);
     params.address = reinterpret_cast<void *>(region.address);
     params.length = region.nbytes;
     ucp_mem_h handle = nullptr;
