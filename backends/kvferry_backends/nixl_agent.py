@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvferry_backends.agent_descriptor import AgentDescriptor, decode, encode, memory_kind
+from kvferry_backends.nixl_lane import pack_lane, unpack_metadata
 from kvferry_backends.nixl_library import library_version, make_agent
 from kvferry_backends.nixl_posting import NixlPeer, NixlTransfer, PostQueue
 from kvferry_backends.orphaned_bytes import orphaned_bytes
@@ -112,7 +113,7 @@ class NixlAgent(TransferAgent):
                 process=self._identity,
                 key=self._key,
                 regions=tuple(regions),
-                lanes=(self._nixl.get_agent_metadata(),),
+                lanes=(pack_lane(self._nixl.get_agent_metadata(), regions),),
             )
         )
 
@@ -138,8 +139,9 @@ class NixlAgent(TransferAgent):
 
     def _load(self, descriptor: AgentDescriptor) -> str:
         """Return NIXL's name of the peer: a lane of a native agent has another than the agent itself."""
+        metadata = unpack_metadata(descriptor.lanes[0])
         try:
-            name: bytes = self._nixl.add_remote_agent(descriptor.lanes[0])
+            name: bytes = self._nixl.add_remote_agent(metadata)
             return name.decode()
         except Exception as error:
             raise TransferError(f"NIXL refused the metadata of {descriptor.name}: {error}") from error
