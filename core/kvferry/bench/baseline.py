@@ -1,10 +1,11 @@
 """The raw transport, as its backend's own module runs it, and a raw ZeroMQ round trip."""
 
 import time
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
-from kvferry.bench.processes import Child, ChildError
+from kvferry.bench.processes import Child
 
 
 class RawBaseline:
@@ -23,11 +24,11 @@ class RawBaseline:
     def __init__(self, module: str, nbytes: int, block_bytes: int, *, name: str = "raw transport") -> None:
         arguments = ["--bytes", str(nbytes), "--block-bytes", str(block_bytes)]
         self._child = Child(module, arguments, name=name)
-        try:
-            self.ways: list[str] = self._child.answer(timeout=120)["ways"]
-        except ChildError:
-            self._child.close()
-            raise
+
+    @cached_property
+    def ways(self) -> list[str]:
+        """Its own ways; waits until it is up, so start several before asking the first. Raises ChildError."""
+        return list(self._child.answer(timeout=120)["ways"])
 
     def write(self, way: str) -> float:
         """Seconds of one contiguous write of all bytes."""

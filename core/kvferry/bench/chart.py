@@ -17,7 +17,7 @@ INSTALL = "pip install 'kvferry[bench]'"
 FORMATS = (".png", ".svg")
 
 _COLUMNS = 3
-_PANEL = (5.2, 4.6)
+_PANEL = (5.6, 5.2)
 """Inches."""
 
 _OURS = {"kvferry, in order": "tab:blue", "kvferry, shuffled": "tab:orange"}
@@ -58,7 +58,7 @@ def draw(measurements: Sequence[Measurement], path: Path) -> None:
 
 def _title(found: Measurement) -> str:
     plan = found.plan
-    return f"One hand-off of {plan.nbytes / (1 << 20):g} MiB between two processes, median of {plan.rounds}"
+    return f"One hand-off of {plan.nbytes / (1 << 20):g} MiB between two processes, median of {plan.rounds} rounds"
 
 
 def _draw_panel(axis: "Axes", panel: Sequence[Measurement]) -> None:
@@ -96,4 +96,5 @@ def _finish(axis: "Axes", panel: Sequence[Measurement]) -> None:
     axis.set_ylabel("GB/s (10⁹ bytes a second)")
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize="small", loc="lower left")
+    axis.tick_params(labelleft=True)
+    axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)

@@ -33,14 +33,13 @@ def workers(pairing: Pairing, *, blocks: int, block_bytes: int) -> Iterator[Work
     }
     options = {"blocks": blocks, "block_bytes": block_bytes, "config": config}
     with _worker("context", options) as context, _worker("generation", options) as generation:
+        for worker in (context, generation):
+            worker.answer(timeout=120)
         yield Workers(context, generation)
 
 
-@contextmanager
-def _worker(role: str, options: dict[str, Any]) -> Iterator[Child]:
-    with Child("kvferry.bench.peer", [json.dumps({"role": role, **options})], name=f"{role} worker") as worker:
-        worker.answer(timeout=120)
-        yield worker
+def _worker(role: str, options: dict[str, Any]) -> Child:
+    return Child("kvferry.bench.peer", [json.dumps({"role": role, **options})], name=f"{role} worker")
 
 
 class Pair:

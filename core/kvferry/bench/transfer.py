@@ -75,8 +75,11 @@ def _baselines(plan: Plan, modules: Mapping[str, str]) -> Iterator[_Baselines]:
             for name, module in modules.items()
         }
         memcpy = stack.enter_context(RawBaseline(_MEMCPY, *sizes, name="memcpy"))
+        echo = stack.enter_context(Echo())
+        for baseline in (memcpy, *running.values()):
+            assert baseline.ways, "a raw transport without a way"
         own = running.pop(plan.pairing.backend, None)
-        yield _Baselines(own, running, memcpy, stack.enter_context(Echo()))
+        yield _Baselines(own, running, memcpy, echo)
 
 
 def _empty(plan: Plan, baselines: _Baselines) -> Measurement:
