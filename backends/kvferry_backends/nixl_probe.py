@@ -1,5 +1,6 @@
 """Tries NIXL as our agents use it: an agent on its UCX plugin."""
 
+import os
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ from kvferry_plugins.errors import BackendUnavailableError
 from kvferry_plugins.types import ProbeProblem, ProbeReport
 
 INSTALL = "pip install 'kvferry[nixl]'"
+PLUGIN_FOLDER = "NIXL_PLUGIN_DIR"
 _MEMORY = {"DRAM_SEG": "host", "VRAM_SEG": "cuda"}
 
 
@@ -22,8 +24,7 @@ def probe() -> ProbeReport:
     try:
         agent = make_agent("kvferry-doctor", loopback_only=True)
     except BackendUnavailableError as error:
-        what, _, fix = str(error).partition("; ")
-        problems = [ProbeProblem(what=what, fix=fix), *complaints()]
+        problems = [_problem(str(error)), *complaints()]
         return ProbeReport(usable=False, library=library_version(), transports=[], problems=problems)
     return ProbeReport(
         usable=True,
@@ -32,6 +33,13 @@ def probe() -> ProbeReport:
         memory=_memory(agent),
         problems=[*native_problems("nixl"), *complaints()],
     )
+
+
+def _problem(message: str) -> ProbeProblem:
+    what, _, fix = message.partition("; ")
+    if PLUGIN_FOLDER in os.environ and "No plugins" in what:
+        fix = f"{PLUGIN_FOLDER}={os.environ[PLUGIN_FOLDER]!r}: unset it, NIXL's wheel brings its plugins"
+    return ProbeProblem(what=what, fix=fix)
 
 
 def _wheel() -> str:

@@ -8,6 +8,7 @@ import click
 VERBS = {
     "bench": ("kvferry.cli.bench:bench", "Measure our transceiver against the raw transport."),
     "demo": ("kvferry.cli.demo:demo", "Prefill in one process, decode in another, and compare."),
+    "doctor": ("kvferry.cli.doctor:doctor", "Find what stands in the way of a hand-off here, and say what to do."),
     "explain": ("kvferry.cli.explain:explain", "Say which manager and transceiver a configuration gets, and why."),
     "plugins": ("kvferry.cli.plugins:plugins", "List, inspect, enable and disable plugins."),
     "worker": ("kvferry.cli.worker:worker", "Serve the context or the generation side over HTTP."),

@@ -1,0 +1,164 @@
+"""Runs the backends' probes, and imports the runtimes' libraries, each in a process of its own."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvferry.doctor.deployment import Deployment
+from kvferry.doctor.findings import Area, Finding, Severity
+from kvferry.registry.inspection import Declared, Inspected
+from kvferry.registry.isolation import Call, Ending, call_isolated
+from kvferry.registry.records import PluginRecord
+
+AT_ONCE = 4
+_SHAPE: Mapping[str, type | tuple[type, ...]] = {
+    "usable": bool,
+    "library": (str, type(None)),
+    "transports": list,
+    "problems": list,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """One declared backend or runtime, and how its probe ended."""
+
+    record: PluginRecord
+    declared: Declared
+    asked_for: bool = False
+    """Whether the operator named it."""
+    report: Mapping[str, Any] | None = None
+    """A ``ProbeReport``; None = there is none, and ``failure`` or the missing modules say why."""
+    failure: str | None = None
+    output: tuple[str, ...] = ()
+    seconds: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it would work here."""
+        return bool(self.report and self.report["usable"])
+
+
+def run_probes(
+    inspected: Iterable[Inspected],
+    *,
+    only: str | None = None,
+    timeout: float,
+    on_end: Callable[[str], None] = lambda name: None,
+) -> list[Probed]:
+    """Probe every backend whose library is installed, and import every runtime's; several at a time.
+
+    Args:
+        inspected: the plugins.
+        only: the one backend to probe; no runtime's library is imported then.
+        timeout: seconds that each may take.
+        on_end: told each name that is done.
+    """
+    wanted = [
+        Probed(one.record, made, only is not None)
+        for one in inspected
+        for made in one.declared
+        if _is_wanted(made, only)
+    ]
+    runnable = [each for each in wanted if not each.declared.missing]
+    calls = [_call(each.declared) for each in runnable]
+    names = {id(call): each.declared.name for call, each in zip(calls, runnable, strict=True)}
+    endings = call_isolated(calls, timeout=timeout, at_once=AT_ONCE, on_end=lambda call, _: on_end(names[id(call)]))
+    done = {id(each): _probed(each, ending) for each, ending in zip(runnable, endings, strict=True)}
+    return [done.get(id(each), each) for each in wanted]
+
+
+def import_libraries(*modules: str) -> dict[str, Any]:
+    """Import them, as a ``ProbeReport``; called in a process of its own, for a runtime, which declares no probe."""
+    import importlib
+
+    for module in modules:
+        importlib.import_module(module)
+    return {"usable": True, "library": ", ".join(modules), "transports": [], "problems": []}
+
+
+def probe_findings(probed: Iterable[Probed], deployment: Deployment, runtime: str | None = None) -> Iterator[Finding]:
+    """Say what the probes brought.
+
+    Args:
+        probed: from ``run_probes``.
+        deployment: whose backend must work; another one that does not is a warning.
+        runtime: the plan's, which must work as well.
+    """
+    for each in probed:
+        needed = each.declared.name in (deployment.backend, runtime)
+        bad = Severity.ERROR if needed or deployment.backend is None else Severity.WARNING
+        if each.declared.missing:
+            yield _missing(each, Severity.ERROR if each.asked_for else Severity.INFO)
+        elif each.report is None:
+            yield _broken(each, bad)
+        else:
+            yield from _reported(each, each.report, bad)
+
+
+def _is_wanted(made: Declared, only: str | None) -> bool:
+    if only is not None:
+        return made.kind == "backend" and made.name == only
+    return made.kind == "backend" or (made.kind == "runtime" and bool(made.requires) and not made.missing)
+
+
+def _call(made: Declared) -> Call:
+    return Call(made.probe) if made.kind == "backend" else Call(f"{__name__}:import_libraries", made.requires)
+
+
+def _probed(each: Probed, ending: Ending) -> Probed:
+    failure = ending.failure or _misshapen(ending.value)
+    report = None if failure else ending.value
+    return replace(each, report=report, failure=failure, output=ending.output, seconds=round(ending.seconds, 3))
+
+
+def _misshapen(value: Any) -> str | None:
+    """Say why an answer is no ``ProbeReport``; None where it is one."""
+    if not isinstance(value, Mapping):
+        return f"answered {value!r:.80}, and a ProbeReport is a mapping"
+    for key, kind in _SHAPE.items():
+        if not isinstance(value.get(key), kind):
+            return f"answered no ProbeReport: {key!r} is {value.get(key)!r:.80}"
+    problems: Sequence[Any] = value["problems"]
+    if not all(isinstance(each, Mapping) and isinstance(each.get("what"), str) for each in problems):
+        return f"answered no ProbeReport: a problem lacks its 'what' in {problems!r:.80}"
+    return None
+
+
+def _missing(each: Probed, severity: Severity) -> Finding:
+    what = f"is not available: {' and '.join(each.declared.missing)} not installed"
+    return _about(each, severity, what, fix=each.declared.install)
+
+
+def _broken(each: Probed, severity: Severity) -> Finding:
+    what = f"its probe {each.failure}" if each.declared.kind == "backend" else f"its library {each.failure}"
+    said = f"the last that it printed: {each.output[-1]}" if each.output else ""
+    by = each.record.printed_distribution
+    fix = f"tell the author of {by}; until then: kvferry plugins disable {each.record.name}"
+    return _about(each, severity, what, cause=said, fix=fix)
+
+
+def _reported(each: Probed, report: Mapping[str, Any], bad: Severity) -> Iterator[Finding]:
+    library = report["library"] or "no library"
+    if report["usable"]:
+        means = f": {', '.join(map(str, report['transports']))}" if report["transports"] else ""
+        yield _about(each, Severity.OK, f"works, with {library}{means}")
+    problems = [(str(problem["what"]), str(problem.get("fix") or "")) for problem in report["problems"]]
+    if not report["usable"] and not problems:
+        problems = [(f"does not work here, with {library}; its probe does not say why", "")]
+    for number, (what, fix) in enumerate(problems):
+        is_reason = not report["usable"] and number == 0
+        yield _about(each, bad if is_reason else Severity.WARNING, what, fix=fix)
+
+
+def _about(each: Probed, severity: Severity, what: str, *, cause: str = "", fix: str = "") -> Finding:
+    return Finding(
+        Area.BACKENDS,
+        severity,
+        each.declared.name if each.declared.kind == "backend" else f"runtime {each.declared.name}",
+        what,
+        cause,
+        fix,
+        plugin=each.record.name,
+        distribution=each.record.printed_distribution,
+    )
