@@ -33,23 +33,31 @@ class ByteSize(click.ParamType[int]):
         return self.fail(f"{value!r} is no size; write 4096, 64KiB, 256MiB or 1GiB", param, ctx)
 
 
-def pairing_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--backend``, ``--runtime`` and ``--all``, which arrive as ``pairings``, each of them usable here."""
+def pairing_options(*default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add ``--backend``, ``--runtime`` and ``--all``, which arrive as ``pairings``, each of them usable here.
 
-    @click.option("--backend", multiple=True, default=("NIXL",), show_default=True, help="Repeatable.")
-    @click.option("--runtime", multiple=True, help="Repeatable; default: the first that each backend declares.")
-    @click.option("--all", "take_all", is_flag=True, help="Every runtime × backend pair that is installed here.")
-    @functools.wraps(function)
-    def with_pairings(
-        *args: Any, backend: tuple[str, ...], runtime: tuple[str, ...], take_all: bool, **kwargs: Any
-    ) -> Any:
-        from kvferry.bench.pairings import asked_pairings, every_pairing, require_usable
+    Args:
+        default: runtimes where none is asked for.
+    """
+    told = " and ".join(default) or "the first that each backend declares"
 
-        pairings = every_pairing() if take_all else asked_pairings(backend, runtime)
-        require_usable(pairings)
-        return function(*args, pairings=pairings, **kwargs)
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option("--backend", multiple=True, default=("NIXL",), show_default=True, help="Repeatable.")
+        @click.option("--runtime", multiple=True, help=f"Repeatable; default: {told}.")
+        @click.option("--all", "take_all", is_flag=True, help="Every runtime × backend pair that is installed here.")
+        @functools.wraps(function)
+        def with_pairings(
+            *args: Any, backend: tuple[str, ...], runtime: tuple[str, ...], take_all: bool, **kwargs: Any
+        ) -> Any:
+            from kvferry.bench.pairings import asked_pairings, every_pairing, require_usable
 
-    return with_pairings
+            pairings = every_pairing() if take_all else asked_pairings(backend, runtime or default)
+            require_usable(pairings)
+            return function(*args, pairings=pairings, **kwargs)
+
+        return with_pairings
+
+    return decorate
 
 
 @click.group()
@@ -59,7 +67,7 @@ def bench() -> None:
 
 @bench.command()
 @report_errors
-@pairing_options
+@pairing_options()
 @click.option("--bytes", "nbytes", type=ByteSize(), default="256MiB", show_default=True, help="Of one hand-off.")
 @click.option("--blocks", type=click.IntRange(1), multiple=True, default=(4096,), show_default=True, help="Repeatable.")
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Rounds that count.")
@@ -111,7 +119,7 @@ def transfer(
 
 @bench.command()
 @report_errors
-@pairing_options
+@pairing_options()
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True)
 @json_option
 def idle(pairings: "list[Pairing]", seconds: float, as_json: bool) -> None:
@@ -135,7 +143,7 @@ def idle(pairings: "list[Pairing]", seconds: float, as_json: bool) -> None:
 
 @bench.command()
 @report_errors
-@pairing_options
+@pairing_options("CPP")
 @click.option("--bytes", "nbytes", type=ByteSize(), default="256MiB", show_default=True, help="Of one hand-off.")
 @click.option("--blocks", type=click.IntRange(1), default=4096, show_default=True, help="Of one hand-off.")
 @click.option("--hand-offs", type=click.IntRange(1), default=6, show_default=True, help="Of one stream.")
