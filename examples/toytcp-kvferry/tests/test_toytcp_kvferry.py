@@ -243,4 +243,6 @@ def test_close_leaves_no_descriptor_open_and_may_be_called_again():
 
 
 def test_the_probe_says_that_it_would_work_here():
-    assert toytcp_kvferry.probe()["installed"] is True
+    report = toytcp_kvferry.probe()
+
+    assert (report["usable"], report["library"], report["problems"]) == (True, "toytcp 1.0", [])

@@ -4,12 +4,9 @@ The declaration is read whenever kvferry resolves a configuration, so this modul
 agent is imported by its maker, in the one process that chose it.
 """
 
-import socket
-from collections.abc import Mapping
-
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
-from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
+from kvferry_plugins.types import AgentSpec, ProbeReport, RuntimeSupport, TransferBackend
 
 BACKEND = TransferBackend(
     name="TOYTCP",
@@ -36,7 +33,9 @@ def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
     return ToyTcpAgent(spec)
 
 
-def probe() -> Mapping[str, object]:
-    """Report whether it would work here; ``kvferry doctor`` runs this in a process of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return {"installed": True, "location": __file__, "versions": {}, "listens": server.getsockname()[0]}
+def probe() -> ProbeReport:
+    """Report whether an agent would start here, by starting one; ``kvferry doctor`` asks in a process of its own."""
+    from toytcp_kvferry.agent import ToyTcpAgent
+
+    ToyTcpAgent(AgentSpec(BACKEND.name, "probe", "cpu")).close()
+    return ProbeReport(usable=True, library=ToyTcpAgent.library, transports=["tcp"], problems=[], memory=["host"])
