@@ -119,6 +119,7 @@ class NixlAgent(TransferAgent):
 
     def connect(self, descriptor: bytes) -> PeerId:
         self._require_open()
+        _enter_cuda(self._device)
         decoded = decode(descriptor, _TRANSPORT)
         if decoded.name == self._name:
             raise TransferError(f"{self._name} cannot be its own peer")
@@ -265,6 +266,14 @@ class NixlAgent(TransferAgent):
         if peer not in self._peers:
             raise TransferError(f"{self._name} has no peer {peer!r}; it has {sorted(self._peers)}")
         return self._peers[peer]
+
+
+def _enter_cuda(device: str) -> None:
+    """Make the device's context current on this thread, where it need not be the allocating one: UCX relies on it."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.set_device(device)
 
 
 def _memory(device: str) -> tuple[str, int]:

@@ -185,3 +185,16 @@ def test_an_agent_for_loopback_only_listens_nowhere_else(pair):
     listening = writer.ask("listening")
     assert listening
     assert all(address.startswith("0100007F:") for address in listening), listening
+
+
+def test_the_thread_that_connects_gets_the_context_of_the_agents_device(monkeypatch):
+    entered = []
+    monkeypatch.setattr("torch.cuda.set_device", entered.append)
+    agents = [NixlAgent(AgentSpec("NIXL", name, device)) for name, device in (("gpu", "cuda:0"), ("host", "cpu"))]
+
+    for agent, other in (agents, agents[::-1]):
+        agent.connect(other.local_descriptor())
+
+    assert entered == ["cuda:0"]
+    for agent in agents:
+        agent.close()
