@@ -129,12 +129,15 @@ def plan_findings(planned: Planned, known: Collection[str], broken: Collection[s
         what, _, fix = lack.partition("; ")
         yield _finding(Severity.ERROR, "the plan", f"cannot be built here: {what}", fix=fix)
     if planned.plan is not None and not planned.missing:
-        lacks = sorted({planned.runtime, planned.backend} & set(broken) - {None}, key=str)
-        verdict = f"cannot work here, for want of {' and '.join(map(str, lacks))}" if lacks else "can be built here"
-        severity = Severity.ERROR if lacks else Severity.OK
-        yield _finding(
-            severity, "the plan", f"{verdict}: {_summary(planned.plan)}", fix="see backends" if lacks else ""
-        )
+        yield _verdict(planned, planned.plan, broken)
+
+
+def _verdict(planned: Planned, plan: Mapping[str, Any], broken: Collection[str]) -> Finding:
+    lacks = [name for name in (planned.backend, planned.runtime) if name in broken]
+    if lacks:
+        what = f"is {_summary(plan)}; {' and '.join(map(str, lacks))} does not work here, as said above"
+        return _finding(Severity.INFO, "the plan", what)
+    return _finding(Severity.OK, "the plan", f"can be built here: {_summary(plan)}")
 
 
 def _summary(plan: Mapping[str, Any]) -> str:
