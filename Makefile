@@ -45,7 +45,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter, the wheels' configuration
 	$(BIN)/lint-imports
 	$(BIN)/cibuildwheel --print-build-identifiers --platform linux $(NATIVE)
 
-bench: $(STAMP) ## Our transceiver against raw NIXL, in one run
+bench: $(STAMP) ## Our transceiver against the raw transport, in one run
 	$(BIN)/kvferry bench transfer $(ARGS)
 
 NATIVE_CMAKE = $(BIN)/cmake -S $(NATIVE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
