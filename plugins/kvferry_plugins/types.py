@@ -81,7 +81,8 @@ class TransferBackend:
     probe: str
     """``module:function``; ``doctor`` calls it in a process of its own, without arguments, for a ``ProbeReport``."""
     requires: tuple[str, ...] = ()
-    """Top-level modules that must be installed; looked up, never imported, to tell whether it is available."""
+    """Top-level modules that must be installed, or ``distribution:NAME`` of a wheel that has none; looked up, never
+    imported, to tell whether it is available."""
     install: str = ""
     """The command that installs what is missing."""
     deprecated: str | None = None
@@ -106,6 +107,8 @@ class TransceiverRuntime:
     schedule_styles: frozenset[ScheduleStyle] = frozenset({ScheduleStyle.CONTEXT_FIRST})
     inflight_cancellation: bool = False
     timing: bool = False
+    shared_pools: bool = False
+    """Whether it gains by pools that other processes of the host can map (``ManagerSpec.shared``)."""
     requires: tuple[str, ...] = ()
     install: str = ""
 
@@ -218,12 +221,17 @@ class ManagerSpec:
     enable_block_reuse: bool
     device: str
     """``cpu`` or ``cuda:N``."""
+    shared: bool = False
+    """Put CPU pools where a peer of the same host can map them: a shared mapping of a file that cannot shrink."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """The effective ``kv_cache_config``, for what a plugin's own manager needs beyond the above."""
 
 
 STAGING_BYTES = "staging_bytes"
 """Key of ``AgentSpec.options``: bytes of registered memory for gathering small segments (``max_tokens_in_buffer``)."""
+
+MAP_PEERS = "map_peers"
+"""Key of ``AgentSpec.options``: whether a peer's shared memory on this host is written to directly."""
 
 LOOPBACK_ONLY = "loopback_only"
 """Key of ``AgentSpec.options``: true where no peer beyond loopback is configured, so that nothing else may listen."""

