@@ -1,17 +1,16 @@
-"""Mooncake as a transfer backend: what it can do and whether it is here; its agent comes with the CPP runtime."""
+"""Mooncake as a transfer backend: what it can do, whether it is here, and its agent."""
 
-from kvferry_backends.probing import library_findings
-from kvferry_backends.undriven import refuse_agent
 from kvferry_plugins import hookimpl
 from kvferry_plugins.transceiver import TransferAgent
-from kvferry_plugins.types import AgentSpec, ProbeReport, RuntimeSupport, TransferBackend
+from kvferry_plugins.types import AgentSpec, RuntimeSupport, TransferBackend
 
 _BACKEND = TransferBackend(
     name="MOONCAKE",
     runtimes={"CPP": RuntimeSupport()},
-    probe="kvferry_backends.mooncake:probe",
+    probe="kvferry_backends.mooncake_probe:probe",
     requires=("mooncake",),
     install="pip install mooncake-transfer-engine-non-cuda",
+    baseline="kvferry_backends.mooncake_raw",
 )
 
 
@@ -22,9 +21,6 @@ def transfer_backends() -> tuple[TransferBackend, ...]:
 
 @hookimpl
 def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
-    refuse_agent(spec)
+    from kvferry_backends.mooncake_agent import MooncakeAgent
 
-
-def probe() -> ProbeReport:
-    """Report what is installed; called in a process of its own."""
-    return library_findings("mooncake", distributions=("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"))
+    return MooncakeAgent(spec)

@@ -5,21 +5,11 @@ reads such bytes later writes them to memory later, so a writer is harmless only
 """
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+
+from kvferry_backends.tcp_table import tcp_connections
 
 _CLOSED_BY_PEER = frozenset({"07", "08"})
 """CLOSE and CLOSE_WAIT in ``/proc/net/tcp``."""
-
-
-class _Connection(NamedTuple):
-    local: str
-    remote: str
-    state: str
-    send_queue: int
-    receive_queue: int
-    inode: int
 
 
 def orphaned_bytes() -> dict[str, int]:
@@ -28,7 +18,7 @@ def orphaned_bytes() -> dict[str, int]:
     Returns:
         Connection → bytes, at most. Only peers of this network namespace are seen.
     """
-    connections = list(_connections())
+    connections = list(tcp_connections())
     mine = _own_inodes()
     # An orphan has no inode: its process is gone, the kernel still delivers what it had sent.
     orphans = {(each.remote, each.local): each.send_queue for each in connections if each.inode == 0}
@@ -38,18 +28,6 @@ def orphaned_bytes() -> dict[str, int]:
         if each.inode in mine and (unsent is not None or each.state in _CLOSED_BY_PEER):
             found[f"{each.local} {each.remote}"] = each.receive_queue + (unsent or 0)
     return {connection: nbytes for connection, nbytes in found.items() if nbytes}
-
-
-def _connections() -> Iterator[_Connection]:
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except FileNotFoundError:
-            continue
-        for line in lines:
-            _, local, remote, state, queues, _, _, _, _, inode, *_ = line.split()
-            send_queue, _, receive_queue = queues.partition(":")
-            yield _Connection(local, remote, state, int(send_queue, 16), int(receive_queue, 16), int(inode))
 
 
 def _own_inodes() -> set[int]:

@@ -1,4 +1,4 @@
-"""A NIXL agent with one buffer in a process of its own, driven by lines of JSON; polls between commands."""
+"""An agent with one buffer in a process of its own, driven by lines of JSON; polls between commands. Here: NIXL's."""
 
 import base64
 import json
@@ -21,11 +21,14 @@ from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 class AgentChild:
     def __init__(self, name: str, nbytes: int) -> None:
-        self.agent = NixlAgent(AgentSpec("NIXL", name, "cpu", options={LOOPBACK_ONLY: True}))
+        self.agent = self.make_agent(name)
         self.buffer = np.zeros(nbytes, dtype=np.uint8)
         self.registration = self.agent.register([Region(self.buffer.ctypes.data, nbytes)])
         self.polls = True
         self.completions: dict[int, dict] = {}
+
+    def make_agent(self, name):
+        return NixlAgent(AgentSpec("NIXL", name, "cpu", options={LOOPBACK_ONLY: True}))
 
     def poll(self) -> None:
         for completion in self.agent.poll():
@@ -169,8 +172,8 @@ def _board(path):
         return np.frombuffer(mmap.mmap(file.fileno(), 16), dtype=np.int64)
 
 
-def main() -> None:
-    child = AgentChild(sys.argv[1], int(sys.argv[2]))
+def main(kind=AgentChild) -> None:
+    child = kind(sys.argv[1], int(sys.argv[2]))
     print(json.dumps(child.describe()), flush=True)
     while True:
         while child.polls and not select.select([0], [], [], 0.0001)[0]:

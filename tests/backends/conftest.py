@@ -17,11 +17,11 @@ CHILD = Path(__file__).parent / "agent_child.py"
 
 
 class AgentProcess:
-    """``agent_child.py``, and what it said of itself."""
+    """``agent_child.py`` or one of its kind, and what it said of itself."""
 
-    def __init__(self, name: str, nbytes: int, environ: dict[str, str]) -> None:
+    def __init__(self, name: str, nbytes: int, environ: dict[str, str], script: Path = CHILD) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), name, str(nbytes)],
+            [sys.executable, str(script), name, str(nbytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **environ},
@@ -96,11 +96,17 @@ def transports(request) -> dict[str, str]:
 
 
 @pytest.fixture
-def start(transports) -> Iterator[Callable[..., AgentProcess]]:
+def script() -> Path:
+    """What the agents' processes run."""
+    return CHILD
+
+
+@pytest.fixture
+def start(transports, script) -> Iterator[Callable[..., AgentProcess]]:
     with ExitStack() as stack:
 
         def starter(name: str, nbytes: int = 1 << 20) -> AgentProcess:
-            process = AgentProcess(name, nbytes, transports)
+            process = AgentProcess(name, nbytes, transports, script)
             stack.callback(process.stop)
             return process
 
