@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry.bench.pairings import Pairing
-from kvferry.bench.processes import Child, ChildError
+from kvferry.bench.processes import Child, ChildError, ChildOrder, start_together
+from kvferry.launch.together import launcher_of
+from kvferry.registry.load import load_registry
+from kvferry.registry.toggles import Toggles
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +35,15 @@ def workers(pairing: Pairing, *, blocks: int, block_bytes: int) -> Iterator[Work
         "kv_transfer_poll_interval_ms": 30_000,
     }
     options = {"blocks": blocks, "block_bytes": block_bytes, "config": config}
-    with _worker("context", options) as context, _worker("generation", options) as generation:
-        for worker in (context, generation):
+    launcher = launcher_of(pairing.backend, load_registry(toggles=Toggles()))
+    with start_together(launcher, [_worker(role, options) for role in ("context", "generation")]) as sides:
+        for worker in sides:
             worker.answer(timeout=120)
-        yield Workers(context, generation)
+        yield Workers(*sides)
 
 
-def _worker(role: str, options: dict[str, Any]) -> Child:
-    return Child("kvferry.bench.peer", [json.dumps({"role": role, **options})], name=f"{role} worker")
+def _worker(role: str, options: dict[str, Any]) -> ChildOrder:
+    return ChildOrder("kvferry.bench.peer", [json.dumps({"role": role, **options})], f"{role} worker")
 
 
 class Pair:

@@ -1,21 +1,39 @@
 """A child process that is driven by lines of JSON: one command in, one answer out, each within a deadline."""
 
 import contextlib
+import functools
 import json
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Self
 
+from kvferry.launch.process import Process
+from kvferry.launch.together import Launcher, Order, World
 from kvferry_plugins.errors import KvferryError
 
 
 class ChildError(KvferryError):
     """A child process answered with an error, not in time, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildOrder:
+    """A child that is to be started with others: ``python -m MODULE ARGUMENTS``, and its name for messages."""
+
+    module: str
+    arguments: Sequence[str]
+    name: str
+
+    @property
+    def command(self) -> list[str]:
+        """Its command line."""
+        return [sys.executable, "-m", self.module, *self.arguments]
 
 
 class Child:
@@ -26,6 +44,7 @@ class Child:
         arguments: its command line.
         environ: its environment; None = ours.
         name: for messages.
+        started: the process, if it runs already, what it writes its errors to, and what hears of its first answer.
     """
 
     def __init__(
@@ -35,16 +54,11 @@ class Child:
         *,
         environ: Mapping[str, str] | None = None,
         name: str | None = None,
+        started: tuple[Process, IO[bytes], Callable[[], None]] | None = None,
     ) -> None:
-        self.name = name or module
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=dict(environ) if environ is not None else None,
-        )
+        order = ChildOrder(module, arguments, name or module)
+        self.name = order.name
+        self.process, self._errors, self._on_first_answer = started or _start_alone(order, environ)
         self._selector = selectors.DefaultSelector()
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -76,6 +90,7 @@ class Child:
         if not line:
             self.process.wait(5)
             raise ChildError(f"{self.name} ended with status {self.process.returncode}: {self._last_words()}")
+        self._on_first_answer()
         answer = json.loads(line)
         if isinstance(answer, dict) and "error" in answer:
             raise ChildError(f"{self.name}: {answer['error']}")
@@ -112,3 +127,54 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _start_alone(order: ChildOrder, environ: Mapping[str, str] | None) -> tuple[Process, IO[bytes], Callable[[], None]]:
+    errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
+    pipe = subprocess.PIPE
+    whole = dict(environ) if environ is not None else None
+    return subprocess.Popen(order.command, stdin=pipe, stdout=pipe, stderr=errors, env=whole), errors, lambda: None
+
+
+@contextlib.contextmanager
+def start_together(
+    launcher: Launcher | None, orders: Sequence[ChildOrder], *, environ: Mapping[str, str] | None = None
+) -> Iterator[list[Child]]:
+    """Start children, side by side, and end them: as one world by a backend's launcher, or else each on its own.
+
+    Args:
+        launcher: as ``launcher_of`` gives it; None = each on its own.
+        orders: the children, in the order of their ranks.
+        environ: of all of them; None = ours.
+
+    Raises:
+        LaunchError: the launcher did not start them.
+    """
+    with contextlib.ExitStack() as stack:
+        if launcher is None:
+            yield [
+                stack.enter_context(Child(order.module, order.arguments, environ=environ, name=order.name))
+                for order in orders
+            ]
+            return
+        errors: list[IO[bytes]] = [stack.enter_context(tempfile.TemporaryFile()) for _ in orders]
+        pipes = [
+            Order(order.name, order.command, stdin=subprocess.PIPE, stderr=file)
+            for order, file in zip(orders, errors, strict=True)
+        ]
+        world = stack.enter_context(World(launcher, pipes, environ))
+        children = []
+        for order, process, file in zip(orders, world.processes, errors, strict=True):
+            started = (process, file, functools.partial(world.ready, process))
+            children.append(Child(order.module, order.arguments, name=order.name, started=started))
+            stack.callback(children[-1].close)
+        stack.callback(_hang_up, children)
+        yield children
+
+
+def _hang_up(children: Sequence[Child]) -> None:
+    """Close every child's input: those of one world leave it together, and wait for each other."""
+    for child in children:
+        assert child.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            child.process.stdin.close()

@@ -2,10 +2,10 @@
 
 import contextlib
 import ctypes
-import importlib
 import json
 import logging
 import os
+import pkgutil
 import selectors
 import signal
 import socket
@@ -22,6 +22,7 @@ from typing import IO, Self, cast
 
 from kvferry.launch.attached import PR_SET_PDEATHSIG
 from kvferry.launch.process import describe_status
+from kvferry.registry.door import Registry
 from kvferry_plugins.errors import KvferryError
 
 Launcher = Callable[[Sequence[Sequence[str]]], Sequence[str]]
@@ -42,7 +43,7 @@ class Order:
     """One worker that is to be started.
 
     Attributes:
-        name: for messages: ``context worker``.
+        name: for messages, unique in its world: ``context worker``.
         command: its command line.
         stdin, stdout, stderr: ``subprocess.PIPE``, ``subprocess.DEVNULL``, or an open file.
     """
@@ -123,8 +124,8 @@ class AttachedProcess:
 class World:
     """Workers that were started together; a context manager that ends whoever is left.
 
-    Until ``formed`` is told that all of them are at work, one that ends takes the others with it: they would wait for
-    it. Later the others go on, if their transport can.
+    Until all of them are said to be ``ready``, one that ends takes the others with it: they would wait for it. Later
+    the others go on, if their transport can.
 
     Args:
         launcher: makes the one command line.
@@ -137,7 +138,7 @@ class World:
 
     def __init__(self, launcher: Launcher, orders: Sequence[Order], environ: Mapping[str, str] | None = None) -> None:
         self.processes: list[AttachedProcess] = []
-        self._formed = False
+        self._not_ready = {order.name for order in orders}
         self._stopping = False
         self._readers: list[threading.Thread] = []
         with contextlib.ExitStack() as stack:
@@ -202,15 +203,15 @@ class World:
         process.end(status)
         if self._stopping:
             return
-        if not self._formed:
+        if self._not_ready:
             _log.warning("%s (%d) ended with %s; ending the others, which wait for it", *_end_of(process))
             self._launcher.terminate()
         elif status != 0:
             _log.warning("%s (%d) ended with %s; nobody can take its place in this world", *_end_of(process))
 
-    def formed(self) -> None:
-        """All workers are at work: from now on an end is its own."""
-        self._formed = True
+    def ready(self, process: AttachedProcess) -> None:
+        """Say that a worker is at work. Once all are, an end is its own."""
+        self._not_ready.discard(process.name)
 
     @property
     def last_words(self) -> str:
@@ -244,10 +245,11 @@ class World:
         self.close()
 
 
-def load_launcher(path: str) -> Launcher:
-    """Import a backend's ``launcher``, given as ``module:function``."""
-    module, _, function = path.partition(":")
-    return cast("Launcher", getattr(importlib.import_module(module), function))
+def launcher_of(backend: str, registry: Registry) -> Launcher | None:
+    """Import what starts a backend's workers together; None where each starts on its own, or nobody declares it."""
+    declared = {answer.value.name: answer.value.launcher for answer in registry.transfer_backends()}
+    path = declared.get(backend)
+    return cast("Launcher", pkgutil.resolve_name(path)) if path else None
 
 
 def _attached(path: Path, rank: int, order: Order) -> list[str]:
