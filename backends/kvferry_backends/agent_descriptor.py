@@ -14,6 +14,10 @@ RegionRow = tuple[int, int, int, int]
 """Address, bytes, kind of memory (0 = CPU, 1 = CUDA), number of the device."""
 
 
+BackingRow = tuple[int, int, int, int]
+"""The file behind a region: descriptor in its owner's process, device, inode, offset."""
+
+
 class AgentDescriptor(msgspec.Struct, frozen=True):
     """The transport's own metadata, with what it does not say: which process it is, and what memory it has."""
 
@@ -31,6 +35,8 @@ class AgentDescriptor(msgspec.Struct, frozen=True):
     """Registered memory."""
     lanes: tuple[bytes, ...]
     """The transport's metadata, one a lane; a peer without lanes takes the first."""
+    backings: tuple[BackingRow | None, ...] = ()
+    """By region, where it can be mapped by a process of the same host."""
     checksum: int = 0
     """CRC-32 of ``lanes``: transports' own parsers are not asked to survive a damaged one."""
     format: str = _FORMAT

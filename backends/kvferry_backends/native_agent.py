@@ -23,7 +23,7 @@ from kvferry_plugins.transceiver import (
     RegistrationId,
     TransferId,
 )
-from kvferry_plugins.types import STAGING_BYTES, AgentSpec
+from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES, AgentSpec
 
 if TYPE_CHECKING:
     from kvferry_native import BlockMap, Engine
@@ -96,7 +96,7 @@ class NativeAgent(BlockTransferAgent):
         from kvferry_native import unpack_descriptor
 
         with self._speaking("has no descriptor"):
-            transport, key, regions, lanes = unpack_descriptor(self._engine.descriptor())
+            transport, key, regions, backings, lanes = unpack_descriptor(self._engine.descriptor())
         return encode(
             AgentDescriptor(
                 name=self._name,
@@ -107,6 +107,7 @@ class NativeAgent(BlockTransferAgent):
                 key=key,
                 regions=tuple(regions),
                 lanes=tuple(lanes),
+                backings=tuple(backings),
             )
         )
 
@@ -117,7 +118,7 @@ class NativeAgent(BlockTransferAgent):
         watch = ProcessWatch(decoded.process)
         try:
             with self._speaking(f"could not connect to {decoded.name}"):
-                body = pack_descriptor(decoded.transport, decoded.key, list(decoded.regions), list(decoded.lanes))
+                body = pack_descriptor(decoded.transport, decoded.key, decoded.regions, decoded.backings, decoded.lanes)
                 peer = PeerId(self._engine.connect(body, -1 if watch.pidfd is None else watch.pidfd))
         except KvferryError:
             watch.close()
@@ -280,10 +281,12 @@ def _make_engine(transport: str, path: str | None, spec: AgentSpec) -> "Engine":
         ) from error
     options = dict(spec.options)
     sizes: dict[str, Any] = {key: int(options.pop(key)) for key in _SIZES if key in options}
+    map_peers = bool(options.pop(MAP_PEERS, True))
     sizes.setdefault(STAGING_BYTES, STAGING_DEFAULT)
     try:
         return kvferry_native.Engine(
             path or str(kvferry_native.transport_path(transport)),
+            map_peers=map_peers,
             options={key: str(value) for key, value in options.items()},
             **sizes,
         )

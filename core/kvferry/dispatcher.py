@@ -112,7 +112,9 @@ def build(
     _require_libraries(plan, registry)
     device = device or _device(plan)
     with contextlib.ExitStack() as undo:
-        manager = registry.create_kv_cache_manager(plan.providers.manager or "", _manager_spec(plan, geometry, device))
+        manager = registry.create_kv_cache_manager(
+            plan.providers.manager or "", _manager_spec(plan, registry, geometry, device)
+        )
         undo.callback(manager.shutdown)
         transceiver = None
         if plan.runtime is not None:
@@ -193,7 +195,7 @@ def _device(plan: Plan) -> str:
     return "cuda:0" if configured == "cuda" else configured
 
 
-def _manager_spec(plan: Plan, geometry: ModelGeometry, device: str) -> ManagerSpec:
+def _manager_spec(plan: Plan, registry: Registry, geometry: ModelGeometry, device: str) -> ManagerSpec:
     config = plan.effective["kv_cache_config"]
     return ManagerSpec(
         kind=plan.manager,
@@ -203,8 +205,17 @@ def _manager_spec(plan: Plan, geometry: ModelGeometry, device: str) -> ManagerSp
         free_memory_fraction=config["free_gpu_memory_fraction"],
         enable_block_reuse=config["enable_block_reuse"],
         device=device,
+        shared=wants_shared_pools(plan, registry),
         options=config,
     )
+
+
+def wants_shared_pools(plan: Plan, registry: Registry) -> bool:
+    """Whether the plan's runtime writes to peers of the same host through shared memory, and may."""
+    runtime = _declaration(registry.transceiver_runtimes(), plan.providers.runtime, plan.runtime)
+    if plan.runtime is None or runtime is None or not runtime.shared_pools:
+        return False
+    return bool(plan.effective["cache_transceiver_config"]["kv_transfer_shared_memory"])
 
 
 def agent_maker(plan: Plan, registry: Registry) -> Callable[[AgentSpec], TransferAgent]:

@@ -19,7 +19,7 @@ from kvferry.bench import patterns
 from kvferry.bench.spinner import Spinner
 from kvferry.bench.timed_agent import TimedAgent, TimedBlockAgent, timed
 from kvferry.cache.manager_v1 import KVCacheManagerV1
-from kvferry.dispatcher import agent_maker, resolve
+from kvferry.dispatcher import agent_maker, resolve, wants_shared_pools
 from kvferry.registry.door import Registry
 from kvferry.registry.load import load_registry
 from kvferry.registry.toggles import Toggles
@@ -32,6 +32,7 @@ from kvferry_plugins.types import (
     DisaggregatedParams,
     ManagerSpec,
     ModelGeometry,
+    Plan,
     Role,
     TransceiverSpec,
     TransferEvent,
@@ -58,25 +59,34 @@ class PermutedManager(KVCacheManagerV1):
         return tuple(np.random.default_rng(self.permutation_seed).permutation(table) for table in tables)
 
 
+def _manager_spec(options: Mapping[str, Any], *, shared: bool) -> ManagerSpec:
+    return ManagerSpec(
+        kind="V1",
+        geometry=ModelGeometry(1, 1, options["block_bytes"] // _BYTES_A_DIM, "float16", (None,)),
+        tokens_per_block=TOKENS_PER_BLOCK,
+        max_tokens=options["blocks"] * TOKENS_PER_BLOCK,
+        free_memory_fraction=0.5,
+        enable_block_reuse=bool(options.get("reuse", False)),
+        device="cpu",
+        shared=shared,
+    )
+
+
 class PeerProcess:
     """The commands that a pair is driven by; each returns what is printed as JSON."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.role = Role(options["role"])
-        geometry = ModelGeometry(1, 1, options["block_bytes"] // _BYTES_A_DIM, "float16", (None,))
-        tokens = options["blocks"] * TOKENS_PER_BLOCK
-        spec = ManagerSpec("V1", geometry, TOKENS_PER_BLOCK, tokens, 0.5, bool(options.get("reuse", False)), "cpu")
-        self.manager = PermutedManager(spec)
+        registry = load_registry(toggles=Toggles())
+        plan = resolve({"cache_transceiver_config": options["config"]}, model=None, registry=registry, environ={})
+        self.manager = PermutedManager(_manager_spec(options, shared=wants_shared_pools(plan, registry)))
         self.pool = self.manager.layout.pools[0]
         self.agent: TimedAgent | None = None
         self.spinner = Spinner()
         self.requests: dict[int, TransferRequest] = {}
-        registry = load_registry(toggles=Toggles())
-        self.transceiver = self._make_transceiver(options, registry)
+        self.transceiver = self._make_transceiver(options, plan, registry)
 
-    def _make_transceiver(self, options: Mapping[str, Any], registry: Registry) -> KvCacheTransceiver:
-        config = {"cache_transceiver_config": options["config"]}
-        plan = resolve(config, model=None, registry=registry, environ={})
+    def _make_transceiver(self, options: Mapping[str, Any], plan: Plan, registry: Registry) -> KvCacheTransceiver:
         make_agent = agent_maker(plan, registry)
 
         def make_timed_agent(spec: AgentSpec) -> TransferAgent:

@@ -41,7 +41,7 @@ class KVCacheManagerV1(KVCacheManager):
         shape = _pool_shape(spec, dtype.itemsize)
         self.pool_size = choose_pool_size(spec, shape.block_stride)
         self._memory: torch.Tensor | None = allocate_memory(
-            self.pool_size.num_blocks * shape.block_stride, _device(spec.device)
+            self.pool_size.num_blocks * shape.block_stride, _device(spec.device), shared=spec.shared
         )
         pool = replace(shape, base=self._memory.data_ptr(), num_blocks=self.pool_size.num_blocks)
         self._layout = KvLayout(spec.geometry.dtype, (_group(spec),), (pool,))

@@ -1,5 +1,6 @@
 """How big a pool becomes, and the memory that it lies in."""
 
+import fcntl
 import mmap
 import os
 import re
@@ -80,8 +81,13 @@ def _read(path: str) -> str:
         return ""
 
 
-def allocate_memory(nbytes: int, device: str) -> "torch.Tensor":
+def allocate_memory(nbytes: int, device: str, *, shared: bool = False) -> "torch.Tensor":
     """Allocate zeroed bytes once, uint8[nbytes], page-aligned and touched, so that no page fault falls into a transfer.
+
+    Args:
+        nbytes: how many.
+        device: ``cpu`` or ``cuda:N``.
+        shared: on a CPU, where another process of the host can map them.
 
     Raises:
         ConfigError: the device cannot give them.
@@ -91,7 +97,7 @@ def allocate_memory(nbytes: int, device: str) -> "torch.Tensor":
     try:
         if device != "cpu":
             return torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        region = _map_shared(nbytes) if shared else _map_private(nbytes)
     except (RuntimeError, OSError, AssertionError) as error:
         raise ConfigError(
             f"{device} cannot give the KV pool {nbytes} bytes: {error}; lower kv_cache_config.max_tokens or "
@@ -101,6 +107,23 @@ def allocate_memory(nbytes: int, device: str) -> "torch.Tensor":
     if hasattr(mmap, "MADV_HUGEPAGE"):
         _advise_huge_pages(region)
     return torch.frombuffer(region, dtype=torch.uint8).zero_()
+
+
+def _map_private(nbytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _map_shared(nbytes: int) -> mmap.mmap:
+    """Map a file in memory whose size is sealed: a peer that writes to one that got shorter would be killed."""
+    if not hasattr(os, "memfd_create"):
+        return _map_private(nbytes)
+    file = os.memfd_create("kvferry-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, nbytes)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED)  # which keeps a descriptor of its own
+    finally:
+        os.close(file)
 
 
 def _advise_huge_pages(region: mmap.mmap) -> None:

@@ -91,6 +91,8 @@ class CacheTransceiverConfig(Section):
     """A multiple of ``kv_cache_config.tokens_per_block``."""
     enable_pipelined_transfer: bool = False
     kv_transfer_checksum: bool = False
+    kv_transfer_shared_memory: bool = True
+    """Under ``CPP``, write to a peer of the same host by copying to its pool, which lies in shared memory."""
 
 
 class PeerConfig(Section):

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.layout import KvLayout
-from kvferry_plugins.types import STAGING_BYTES
+from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES
 
 _BUFFER = "cache_transceiver_config.max_tokens_in_buffer"
 
@@ -21,9 +21,14 @@ def native_options(config: Mapping[str, Any], layout: KvLayout) -> dict[str, obj
     Raises:
         ConfigError: ``max_tokens_in_buffer`` holds no block of some layer group, or more than memory has free.
     """
+    options: dict[str, object] = {MAP_PEERS: bool(config.get("kv_transfer_shared_memory", True))}
     tokens = config.get("max_tokens_in_buffer")
-    if tokens is None:
-        return {}
+    if tokens is not None:
+        options[STAGING_BYTES] = _staging_bytes(tokens, layout)
+    return options
+
+
+def _staging_bytes(tokens: int, layout: KvLayout) -> int:
     largest = max(group.tokens_per_block for group in layout.groups)
     if tokens < largest:
         raise ConfigError(
@@ -40,7 +45,7 @@ def native_options(config: Mapping[str, Any], layout: KvLayout) -> dict[str, obj
             f"set it to {tokens * available // nbytes // largest * largest} or less",
             setting=_BUFFER,
         )
-    return {STAGING_BYTES: nbytes}
+    return nbytes
 
 
 def available_memory() -> int | None:

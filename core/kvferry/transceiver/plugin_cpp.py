@@ -11,6 +11,7 @@ _RUNTIME = TransceiverRuntime(
     schedule_styles=frozenset({ScheduleStyle.CONTEXT_FIRST, ScheduleStyle.GENERATION_FIRST}),
     inflight_cancellation=True,
     timing=True,
+    shared_pools=True,
     requires=("kvferry_native",),
     install="pip install 'kvferry[cpp]'",
 )

@@ -6,11 +6,22 @@ from numpy.typing import NDArray
 class EngineError(Exception):
     """``args``: a status of ``transport.h``, and a message."""
 
-def unpack_descriptor(body: bytes) -> tuple[str, bytes, list[tuple[int, int, int, int]], list[bytes]]:
-    """Take ``Engine.descriptor`` apart: transport, key, regions (address, bytes, kind, device), parts by lane."""
+_Region = tuple[int, int, int, int]
+_Backing = tuple[int, int, int, int]
+
+def unpack_descriptor(body: bytes) -> tuple[str, bytes, list[_Region], list[_Backing | None], list[bytes]]:
+    """Take ``Engine.descriptor`` apart.
+
+    Transport, key, regions (address, bytes, kind, device), their files (descriptor, device, inode, offset), parts by
+    lane.
+    """
 
 def pack_descriptor(
-    transport: str, key: bytes, regions: Sequence[tuple[int, int, int, int]], lanes: Sequence[bytes]
+    transport: str,
+    key: bytes,
+    regions: Sequence[_Region],
+    backings: Sequence[_Backing | None],
+    lanes: Sequence[bytes],
 ) -> bytes:
     """Make what ``Engine.connect`` takes."""
 
@@ -39,6 +50,7 @@ class Engine:
         spin_us: int = 50,
         staging_bytes: int = 0,
         gather_below: int = ...,
+        map_peers: bool = True,
     ) -> None: ...
     @property
     def transport(self) -> str: ...
@@ -53,6 +65,9 @@ class Engine:
     def descriptor(self) -> bytes: ...
     def connect(self, descriptor: bytes, process: int = -1) -> int: ...
     def disconnect(self, peer: int) -> None: ...
+    def maps(self, peer: int) -> bool:
+        """Whether writes to a peer are copies to its memory, mapped here."""
+
     def submit(
         self,
         peer: int,

@@ -3,10 +3,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "shared_memory.hpp"
 #include "transport.hpp"
 
 namespace kvferry {
@@ -18,6 +20,8 @@ struct Descriptor {
     // Random, unique in time and space.
     EngineKey key{};
     std::vector<Region> regions;
+    // By region: where a process of the same host can map it from.
+    std::vector<std::optional<Backing>> backings;
     std::vector<Bytes> lanes;
 };
 

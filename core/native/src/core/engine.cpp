@@ -36,7 +36,7 @@ std::uint64_t extent(std::uint64_t stride, std::uint64_t blocks) {
 }  // namespace
 
 Engine::Engine(TransportLibrary library, const EngineOptions &options)
-    : library_(library), key_(random_key()), book_(options.pieces), bells_(options.lanes) {
+    : library_(library), key_(random_key()), book_(options.pieces), bells_(options.lanes), map_peers_(options.map_peers) {
     if (options.lanes == 0) throw Error(KVFERRY_INVALID, "an engine needs at least one lane");
     const LaneOptions limits{options.spin, options.pieces.nbytes, options.staging_bytes, options.pieces.in_flight,
                              options.gather_below};
@@ -76,8 +76,9 @@ std::uint64_t Engine::register_memory(const std::vector<Region> &regions) {
     }
     for (const Region &region : regions) {
         memory_.add(region);
+        if (const auto backing = find_backing(region)) backings_[{region.address, region.nbytes}] = *backing;
         if (region.device_kind != KVFERRY_CPU) {
-            for (const auto &lane : lanes_) lane->stop_gathering();
+            for (const auto &lane : lanes_) lane->stop_copying();
         }
     }
     registrations_.emplace(next_id_, std::move(registration));
@@ -107,7 +108,10 @@ void Engine::deregister_memory(std::uint64_t id) {
     if (found == registrations_.end()) throw Error(KVFERRY_INVALID, "there is no registration " + std::to_string(id));
     const Registration registration = std::move(found->second);
     registrations_.erase(found);
-    for (const Region &region : registration.regions) memory_.remove(region);
+    for (const Region &region : registration.regions) {
+        memory_.remove(region);
+        backings_.erase({region.address, region.nbytes});
+    }
     for (std::size_t index = 0; index < lanes_.size(); ++index) {
         lanes_[index]->call([&](TransportAgent &agent) {
             for (auto handle : registration.handles[index]) agent.deregister_memory(handle);
@@ -118,7 +122,11 @@ void Engine::deregister_memory(std::uint64_t id) {
 Bytes Engine::descriptor() {
     const std::lock_guard lock(mutex_);
     require_open();
-    Descriptor descriptor{library_.name(), key_, memory_.all(), {}};
+    Descriptor descriptor{library_.name(), key_, memory_.all(), {}, {}};
+    for (const Region &region : descriptor.regions) {
+        const auto found = backings_.find({region.address, region.nbytes});
+        descriptor.backings.push_back(found == backings_.end() ? std::nullopt : std::optional(found->second));
+    }
     for (const auto &lane : lanes_) {
         descriptor.lanes.push_back(lane->call([](TransportAgent &agent) { return agent.describe(); }));
     }
@@ -140,7 +148,12 @@ PeerId Engine::connect(std::span<const std::uint8_t> body, FileDescriptor proces
     peer->key = descriptor.key;
     peer->process = std::move(process);
     peer->in_flight.resize(lanes_.size());
-    for (const Region &region : descriptor.regions) peer->regions.add(region);
+    for (std::size_t index = 0; index < descriptor.regions.size(); ++index) {
+        peer->regions.add(descriptor.regions[index]);
+        if (const auto &backing = descriptor.backings[index]; backing && map_peers_) {
+            peer->mapped.map(peer->process, descriptor.regions[index], *backing);
+        }
+    }
     for (std::size_t index = 0; index < lanes_.size(); ++index) {
         // Sides may have different numbers of lanes.
         const Bytes &part = descriptor.lanes[index % descriptor.lanes.size()];
@@ -162,6 +175,11 @@ void Engine::disconnect(PeerId id) {
         lanes_[index]->enqueue(
             [handle = peer->handles[index]](TransportAgent &agent) { agent.disconnect(handle, false); });
     }
+}
+
+bool Engine::maps(PeerId id) const {
+    const std::lock_guard lock(mutex_);
+    return !peer(id)->mapped.empty();
 }
 
 const std::shared_ptr<Peer> &Engine::peer(PeerId id) const {

@@ -22,6 +22,8 @@ struct EngineOptions {
     // 32 KiB: up to 16 KiB gathering won everywhere, at 64 KiB nowhere by much (benchmarks/gathering.py).
     std::uint64_t gather_below = 32 << 10;
     std::chrono::microseconds spin{50};
+    // Write by copying where the peer is of this host and its memory can be mapped; the transport is for the rest.
+    bool map_peers = true;
     // For the transport.
     Options transport;
 };
@@ -42,6 +44,8 @@ public:
     // `process`: a pidfd of the peer, which the engine keeps; -1 = not a process of this host.
     PeerId connect(std::span<const std::uint8_t> descriptor, FileDescriptor process);
     void disconnect(PeerId peer);
+    // Whether writes to a peer are copies, at least to some of its memory.
+    bool maps(PeerId peer) const;
 
     // --- transfers: these never wait ---
     // Raises if an address is not registered, at either end, or the peer is gone; then nothing is posted.
@@ -86,6 +90,9 @@ private:
     mutable std::mutex mutex_;
     std::uint64_t next_id_ = 1;
     RegionTable memory_;
+    // By address and length.
+    std::map<std::pair<std::uint64_t, std::uint64_t>, Backing> backings_;
+    const bool map_peers_;
     std::map<std::uint64_t, Registration> registrations_;
     std::map<PeerId, std::shared_ptr<Peer>> peers_;
 };

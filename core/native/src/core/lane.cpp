@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <cstring>
 #include <set>
 
 #include "cuda_context.hpp"
@@ -17,6 +18,11 @@ using namespace std::chrono_literals;
 constexpr auto kNapInFlight = 10ms;
 
 constexpr unsigned kRefusedSleeps = 256;
+
+// A piece that is at least so long goes past the caches.
+constexpr std::uint64_t kStreamed = 1u << 20;
+
+void copy_cached(void *to, const void *from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
 
 const char *kProcessEnded = "the peer's process ended";
 
@@ -115,7 +121,7 @@ bool Lane::plan_one() {
     try {
         std::vector<Segment> segments = std::move(transfer->segments);
         if (const auto &blocks = transfer->order) {
-            const Order order = staging_ != nullptr && gathers_ ? Order::kDestination : Order::kSource;
+            const Order order = staging_ != nullptr && on_host_ ? Order::kDestination : Order::kSource;
             segments = plan(*blocks->map, blocks->src, blocks->dst, order);
         }
         if (const auto over = book_.planned(transfer, split_long(std::move(segments), limits_.piece_bytes))) {
@@ -137,7 +143,7 @@ bool Lane::post_one() {
     // A transport that writes to a process id must not meet the stranger that has it next.
     if (peer->process.readable()) {
         error = kProcessEnded;
-    } else {
+    } else if (!copy(*piece)) {
         try {
             if (post(*piece)) return true;
             book_.put_back(*piece, index_);
@@ -150,9 +156,24 @@ bool Lane::post_one() {
     return true;
 }
 
+// Write to memory that is mapped here too; false if it is not.
+bool Lane::copy(const Piece &piece) const {
+    const MappedRegions &mapped = piece.transfer->peer->mapped;
+    if (mapped.empty() || !on_host_) return false;
+    for (const Segment &segment : piece.segments()) {
+        if (mapped.find(segment.dst, segment.nbytes) == nullptr) return false;
+    }
+    // A few blocks stay in the cache for whoever reads them next.
+    const auto copier = piece.range.nbytes < kStreamed ? copy_cached : stream;
+    for (const Segment &segment : piece.segments()) {
+        copier(mapped.find(segment.dst, segment.nbytes), reinterpret_cast<const void *>(segment.src), segment.nbytes);
+    }
+    return true;
+}
+
 bool Lane::post(const Piece &piece) {
     std::optional<Staging::Gathered> gathered;
-    if (staging_ != nullptr && gathers_) gathered = staging_->gather(piece.segments(), limits_.gather_below);
+    if (staging_ != nullptr && on_host_) gathered = staging_->gather(piece.segments(), limits_.gather_below);
     const auto give_back = [&] {
         if (gathered) staging_->release(gathered->slot);
     };

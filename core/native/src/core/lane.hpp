@@ -59,8 +59,8 @@ public:
     void wake() const { bells_[index_].signal(); }
     // As a passive target: writes to us are under way.
     void set_active(bool active);
-    // Device memory is not ours to copy.
-    void stop_gathering() { gathers_ = false; }
+    // Device memory is not ours to copy: from now on nothing is gathered, nor written but by the transport.
+    void stop_copying() { on_host_ = false; }
     // Make progress this many times, awake.
     void nudge(unsigned rounds);
     // How often it has made progress.
@@ -74,6 +74,7 @@ private:
     bool run_tasks();
     bool plan_one();
     bool post_one();
+    bool copy(const Piece &piece) const;
     bool post(const Piece &piece);
     bool progress();
     void settle(const kvferry_completion &completion);
@@ -93,7 +94,7 @@ private:
     std::deque<std::function<void(TransportAgent &)>> tasks_;
     std::atomic<bool> stopping_{false};
     std::atomic<bool> active_{false};
-    std::atomic<bool> gathers_{true};
+    std::atomic<bool> on_host_{true};
     std::atomic<unsigned> nudges_{0};
     std::atomic<std::uint64_t> rounds_{0};
 

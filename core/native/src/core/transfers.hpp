@@ -16,6 +16,7 @@
 #include "file_descriptor.hpp"
 #include "planner.hpp"
 #include "regions.hpp"
+#include "shared_memory.hpp"
 
 namespace kvferry {
 
@@ -34,6 +35,8 @@ struct Peer {
     PeerId id = 0;
     EngineKey key{};
     RegionTable regions;
+    // Those of a process of this host that we could map: writing there is copying.
+    MappedRegions mapped;
     // The transport's name for it, by lane.
     std::vector<std::uint64_t> handles;
     // Its pidfd, if it is a process of this host.

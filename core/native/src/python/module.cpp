@@ -26,6 +26,7 @@ using Int64Array = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb
 using Int32Array = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using PoolTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
                              std::vector<std::pair<std::uint64_t, std::uint64_t>>>;
+using BackingTuple = std::tuple<std::int32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
 using RegionTuple = std::tuple<std::uint64_t, std::uint64_t, int, int>;
 
 std::vector<Segment> segments(const Int64Array &src, const Int64Array &dst, const Int64Array &nbytes) {
@@ -71,12 +72,14 @@ std::shared_ptr<BlockMap> block_map(const std::vector<PoolTuple> &tuples) {
 
 std::unique_ptr<Engine> make_engine(const std::string &transport, const Options &options, std::size_t lanes,
                                     std::uint64_t piece_bytes, std::size_t piece_segments, unsigned pieces_in_flight,
-                                    unsigned spin_us, std::uint64_t staging_bytes, std::uint64_t gather_below) {
+                                    unsigned spin_us, std::uint64_t staging_bytes, std::uint64_t gather_below,
+                                    bool map_peers) {
     EngineOptions all;
     all.lanes = lanes;
     all.pieces = {piece_bytes, piece_segments, pieces_in_flight};
     all.staging_bytes = staging_bytes;
     all.gather_below = gather_below;
+    all.map_peers = map_peers;
     all.spin = std::chrono::microseconds(spin_us);
     all.transport = options;
     const nb::gil_scoped_release release;
@@ -121,26 +124,39 @@ nb::list collect_notices(Engine &engine) {
 // A descriptor's parts, for an envelope that agents without this engine understand too.
 nb::tuple unpack_descriptor(const nb::bytes &body) {
     const Descriptor descriptor = decode(view(body));
-    nb::list regions, lanes;
+    nb::list regions, backings, lanes;
     for (const Region &each : descriptor.regions) {
         regions.append(nb::make_tuple(each.address, each.nbytes, each.device_kind, each.device));
     }
+    for (const auto &each : descriptor.backings) {
+        if (each) {
+            backings.append(nb::make_tuple(each->fd, each->device, each->inode, each->offset));
+        } else {
+            backings.append(nb::none());
+        }
+    }
     for (const Bytes &lane : descriptor.lanes) lanes.append(python(lane));
-    return nb::make_tuple(descriptor.transport, nb::bytes(descriptor.key.data(), sizeof descriptor.key), regions, lanes);
+    const nb::bytes key(descriptor.key.data(), sizeof descriptor.key);
+    return nb::make_tuple(descriptor.transport, key, regions, backings, lanes);
 }
 
 nb::bytes pack_descriptor(const std::string &transport, const nb::bytes &key, const std::vector<RegionTuple> &regions,
+                          const std::vector<std::optional<BackingTuple>> &backings,
                           const std::vector<nb::bytes> &lanes) {
-    Descriptor descriptor{transport, {}, {}, {}};
+    Descriptor descriptor{transport, {}, {}, {}, {}};
     if (key.size() != sizeof descriptor.key) throw Error(KVFERRY_INVALID, "a descriptor's key has 16 bytes");
     std::memcpy(descriptor.key.data(), key.c_str(), sizeof descriptor.key);
     for (const auto &[address, nbytes, kind, device] : regions) {
         descriptor.regions.push_back({address, nbytes, kind, device});
     }
+    for (const auto &backing : backings) {
+        descriptor.backings.push_back(backing ? std::optional(std::make_from_tuple<Backing>(*backing)) : std::nullopt);
+    }
     for (const nb::bytes &lane : lanes) {
         const auto bytes = view(lane);
         descriptor.lanes.emplace_back(bytes.begin(), bytes.end());
     }
+    descriptor.backings.resize(descriptor.regions.size());
     return python(encode(descriptor));
 }
 
@@ -155,7 +171,8 @@ void bind_engine(nb::module_ &module) {
         .def(nb::new_(&make_engine), "transport"_a, nb::kw_only(), "options"_a = Options{}, "lanes"_a = 1,
              "piece_bytes"_a = PieceLimits{}.nbytes, "piece_segments"_a = PieceLimits{}.segments,
              "pieces_in_flight"_a = PieceLimits{}.in_flight, "spin_us"_a = 50, "staging_bytes"_a = 0,
-             "gather_below"_a = EngineOptions{}.gather_below)
+             "gather_below"_a = EngineOptions{}.gather_below, "map_peers"_a = EngineOptions{}.map_peers)
+        .def("maps", &Engine::maps, "peer"_a)
         .def_prop_ro("transport", &Engine::transport)
         .def_prop_ro("library", &Engine::version)
         .def_prop_ro("carries_notices", &Engine::carries_notices)
@@ -211,6 +228,7 @@ NB_MODULE(_engine, module) {
         .def_prop_ro("block_bytes", &BlockMap::block_bytes)
         .def("plan", &plan_segments, "src"_a, "dst"_a);
     module.def("unpack_descriptor", &unpack_descriptor, "body"_a);
-    module.def("pack_descriptor", &pack_descriptor, "transport"_a, "key"_a, "regions"_a, "lanes"_a);
+    module.def("pack_descriptor", &pack_descriptor, "transport"_a, "key"_a, "regions"_a, "backings"_a,
+               "lanes"_a);
     bind_engine(module);
 }
