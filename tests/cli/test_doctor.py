@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import subprocess
@@ -161,6 +162,13 @@ def test_a_running_worker_is_looked_at(worker, project):
     assert "runs with backend NIXL, and this configuration gives UCX" in told
 
 
+def test_a_worker_of_another_version_is_told_and_not_stumbled_over(worker_that_says):
+    with worker_that_says({"plan": {"decisions": []}, "transceiver": 3, "plugins": {}}) as address:
+        document = run_json("--backend", "UCX", "--worker", address)
+
+    assert "its status is not as this kvferry knows it" in document["warnings"][0]
+
+
 def test_neither_torch_nor_a_transport_is_imported_by_the_command_itself():
     code = (
         "import sys; from kvferry.cli.main import main\n"
@@ -188,7 +196,7 @@ def unused_port():
 
 
 @pytest.fixture
-def worker():
+def worker(worker_that_says):
     status = {
         "role": "context",
         "model": "smollm2",
@@ -199,7 +207,17 @@ def worker():
         "engine": {"alive": True},
         "transceiver": {"loop_alive": False, "endpoint": "tcp://127.0.0.1:4000"},
     }
+    with worker_that_says(status) as address:
+        yield address
 
+
+@pytest.fixture
+def worker_that_says():
+    return serve_status
+
+
+@contextlib.contextmanager
+def serve_status(status):
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             body = json.dumps(status).encode()

@@ -168,9 +168,16 @@ def _worker(
     deployment: Deployment,
     planned: Planned | None,
     inspected: Sequence[Inspected],
-) -> Iterator[Finding]:
+) -> list[Finding]:
     address = str(request.worker)
-    yield from worker_findings(status, address, peers=deployment.peers)
     plugins = {one.record.name: one.record.printed_distribution for one in inspected}
     plan = planned.plan if planned else None
-    yield from difference_findings(status, address, plan=plan, plugins=plugins)
+    try:
+        return [
+            *worker_findings(status, address, peers=deployment.peers),
+            *difference_findings(status, address, plan=plan, plugins=plugins),
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"its status is not as this kvferry knows it: {error!r}"
+        fix = "look at it with the kvferry that it runs"
+        return [Finding(Area.WORKER, Severity.WARNING, address, what, fix=fix)]

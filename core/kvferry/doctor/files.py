@@ -28,8 +28,8 @@ def key_findings(path: Path) -> Iterator[Finding]:
     """Read the key pair as a worker would, without making one."""
     from kvferry.transceiver.keys import load_or_make_key
 
-    if not path.exists():
-        folder = next(folder for folder in path.parents if folder.exists())
+    if not _may_exist(path):
+        folder = next(folder for folder in path.parents if _may_exist(folder))
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             what = f"is not there, and {folder} cannot be written: no worker starts"
             fix = "set XDG_STATE_HOME or KVFERRY_CURVE_KEY_FILE to a place you may write"
@@ -55,6 +55,14 @@ def state_findings(path: Path, states: Mapping[str, LastState], installed: Colle
     elif path.exists() and not _is_readable(path):
         what = "cannot be read: plugins list shows no last state"
         yield _finding(Severity.WARNING, str(path), what, fix="delete it, it is made again")
+
+
+def _may_exist(path: Path) -> bool:
+    """Where one may not even look, what is there is for the reading to report."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 def _is_readable(path: Path) -> bool:

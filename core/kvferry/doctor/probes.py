@@ -6,6 +6,7 @@ from typing import Any
 
 from kvferry.doctor.deployment import Deployment
 from kvferry.doctor.findings import Area, Finding, Severity
+from kvferry.doctor.ucx_copies import loaded_copies
 from kvferry.registry.inspection import Declared, Inspected
 from kvferry.registry.isolation import Call, Ending, call_isolated
 from kvferry.registry.records import PluginRecord
@@ -32,6 +33,8 @@ class Probed:
     failure: str | None = None
     output: tuple[str, ...] = ()
     seconds: float | None = None
+    ucx_copies: tuple[str, ...] = ()
+    """The files of every UCX that its process had loaded in the end."""
 
     @property
     def usable(self) -> bool:
@@ -68,13 +71,27 @@ def run_probes(
     return [done.get(id(each), each) for each in wanted]
 
 
-def import_libraries(*modules: str) -> dict[str, Any]:
-    """Import them, as a ``ProbeReport``; called in a process of its own, for a runtime, which declares no probe."""
+# --- in the other process ---------------------------------------------------------------------------------------
+
+
+def probe_here(function: str) -> dict[str, Any]:
+    """Call a probe in this process, and look at which copies of UCX that has loaded."""
+    import pkgutil
+
+    return {"report": pkgutil.resolve_name(function)(), "ucx_copies": loaded_copies()}
+
+
+def import_here(*modules: str) -> dict[str, Any]:
+    """Import a runtime's libraries, since it declares no probe, in the shape of a ``ProbeReport``."""
     import importlib
 
     for module in modules:
         importlib.import_module(module)
-    return {"usable": True, "library": ", ".join(modules), "transports": [], "problems": []}
+    report = {"usable": True, "library": ", ".join(modules), "transports": [], "problems": []}
+    return {"report": report, "ucx_copies": loaded_copies()}
+
+
+# --- what came of it --------------------------------------------------------------------------------------------
 
 
 def probe_findings(probed: Iterable[Probed], deployment: Deployment, runtime: str | None = None) -> Iterator[Finding]:
@@ -94,6 +111,8 @@ def probe_findings(probed: Iterable[Probed], deployment: Deployment, runtime: st
             yield _broken(each, bad)
         else:
             yield from _reported(each, each.report, bad)
+        if len(each.ucx_copies) > 1:
+            yield _two_copies(each)
 
 
 def _is_wanted(made: Declared, only: str | None) -> bool:
@@ -103,13 +122,18 @@ def _is_wanted(made: Declared, only: str | None) -> bool:
 
 
 def _call(made: Declared) -> Call:
-    return Call(made.probe) if made.kind == "backend" else Call(f"{__name__}:import_libraries", made.requires)
+    if made.kind == "backend":
+        return Call(f"{__name__}:probe_here", (made.probe,))
+    return Call(f"{__name__}:import_here", tuple(name for name in made.requires if ":" not in name))
 
 
 def _probed(each: Probed, ending: Ending) -> Probed:
-    failure = ending.failure or _misshapen(ending.value)
-    report = None if failure else ending.value
-    return replace(each, report=report, failure=failure, output=ending.output, seconds=round(ending.seconds, 3))
+    known: Mapping[str, Any] = {"output": ending.output, "seconds": round(ending.seconds, 3)}
+    if ending.failure is not None:
+        return replace(each, failure=ending.failure, **known)
+    report, copies = ending.value["report"], tuple(ending.value["ucx_copies"])
+    failure = _misshapen(report)
+    return replace(each, report=None if failure else report, failure=failure, ucx_copies=copies, **known)
 
 
 def _misshapen(value: Any) -> str | None:
@@ -135,7 +159,19 @@ def _broken(each: Probed, severity: Severity) -> Finding:
     said = f"the last that it printed: {each.output[-1]}" if each.output else ""
     by = each.record.printed_distribution
     fix = f"tell the author of {by}; until then: kvferry plugins disable {each.record.name}"
+    if each.declared.kind == "runtime":
+        fix = f"install it again: {each.declared.install}"
     return _about(each, severity, what, cause=said, fix=fix)
+
+
+def _two_copies(each: Probed) -> Finding:
+    return _about(
+        each,
+        Severity.WARNING,
+        f"loads {len(each.ucx_copies)} copies of UCX into one process: {', '.join(each.ucx_copies)}",
+        cause="each has its own memory hooks: such a process crashes when it ends, if not before",
+        fix="unset LD_PRELOAD and LD_LIBRARY_PATH, and uninstall what brings the one that is not needed",
+    )
 
 
 def _reported(each: Probed, report: Mapping[str, Any], bad: Severity) -> Iterator[Finding]:

@@ -42,6 +42,14 @@ def find_copies(paths: Iterable[str], environ: Mapping[str, str]) -> list[Copy]:
     return list({copy.folder: copy for copy in reversed(copies)}.values())[::-1]
 
 
+def loaded_copies(maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """Return the file of every libucp that this process has mapped."""
+    with suppress(OSError):
+        files = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/libucp" in line}
+        return sorted(file for file in files if _LIBRARY.fullmatch(os.path.basename(file)))
+    return []
+
+
 def copies_findings(
     copies: Sequence[Copy], environ: Mapping[str, str], imported_by: Mapping[str, frozenset[str]]
 ) -> Iterator[Finding]:

@@ -1,4 +1,5 @@
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from kvferry_plugins import hookimpl
 from kvferry_plugins.types import RuntimeSupport, TransferBackend
 
 FINE = {"usable": True, "library": "libfine 1.2", "transports": ["wire"], "memory": ["host"], "problems": []}
+MAPPED = []
 
 
 def fine():
@@ -25,6 +27,13 @@ def unusable():
         "transports": [],
         "problems": [{"what": "no wire", "fix": "buy"}],
     }
+
+
+def two_copies():
+    for folder in os.environ["ODD_PROBES_UCX_FOLDERS"].split(":"):
+        with open(f"{folder}/libucp.so.0", "rb") as file:
+            MAPPED.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    return FINE
 
 
 def crash():
@@ -66,7 +75,7 @@ def no_json():
     return {**FINE, "transports": {object()}}
 
 
-PROBES = (fine, half, unusable, crash, hang, chatter, leave, sysexit, throw, misshapen, no_json)
+PROBES = (fine, half, unusable, two_copies, crash, hang, chatter, leave, sysexit, throw, misshapen, no_json)
 
 
 @hookimpl
