@@ -1,5 +1,6 @@
 import importlib
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,22 @@ def install(monkeypatch):
     for name in set(sys.modules) - before:
         if str(PACKAGES) in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
+
+
+@pytest.fixture
+def has_gone():
+    """Tell whether a process ends within seconds; one that nobody reaps is gone, too."""
+
+    def has_gone(pid: int) -> bool:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                return True
+            if state == "Z":
+                return True
+            time.sleep(0.02)
+        return False
+
+    return has_gone

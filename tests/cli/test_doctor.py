@@ -1,9 +1,11 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -78,7 +80,7 @@ def test_people_read_severity_subject_cause_and_fix_and_a_summary(install, proje
     assert "           fix: tell the author of odd-probes 0.3" in result.stdout
     assert result.stdout.splitlines()[-1] == "1 error"
     assert "\x1b" not in result.stdout
-    assert "progress: probed LEAVE" in result.stderr
+    assert "progress: probing LEAVE" in result.stderr
 
 
 def test_strict_makes_warnings_count(install):
@@ -180,6 +182,28 @@ def test_neither_torch_nor_a_transport_is_imported_by_the_command_itself():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_control_c_ends_it_and_all_that_it_started(install, project, monkeypatch, has_gone):
+    install("odd_probes")
+    monkeypatch.setenv("ODD_PROBES_PID_FILE", str(project / "pid"))
+    command = [sys.executable, "-m", "kvferry", "doctor", "--backend", "HANG"]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as doctor:
+        child = wait_for_pid(project / "pid")
+        doctor.send_signal(signal.SIGINT)
+        assert doctor.wait(15) != 0
+        doctor.communicate()
+
+    assert has_gone(child)
+
+
+def wait_for_pid(path):
+    for _ in range(1500):
+        if path.exists() and path.read_text():
+            return int(path.read_text())
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was not written")
 
 
 def test_what_strangers_say_moves_no_cursor():

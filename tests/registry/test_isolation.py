@@ -117,7 +117,7 @@ def test_what_it_printed_before_it_left_is_kept(call):
     assert call("exits").output == ("about to leave",)
 
 
-def test_a_hang_ends_at_the_deadline_with_all_that_it_started(call, tmp_path):
+def test_a_hang_ends_at_the_deadline_with_all_that_it_started(call, tmp_path, has_gone):
     started = time.monotonic()
 
     ending = call("hangs_with_a_child", str(tmp_path / "pid"), timeout=1.5)
@@ -127,7 +127,7 @@ def test_a_hang_ends_at_the_deadline_with_all_that_it_started(call, tmp_path):
     assert has_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_a_child_that_it_leaves_behind_is_killed(call, tmp_path):
+def test_a_child_that_it_leaves_behind_is_killed(call, tmp_path, has_gone):
     assert call("leaves_a_child_behind", str(tmp_path / "pid")).value == "left"
     assert has_gone(int((tmp_path / "pid").read_text()))
 
@@ -156,16 +156,3 @@ def test_an_orphan_ends_by_its_own_alarm(tmp_path):
         assert child.wait(20) == -14  # SIGALRM
     os.close(reader)
     os.close(writer)
-
-
-def has_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True  # killed; whoever adopts it here does not reap
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False

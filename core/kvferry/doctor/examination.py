@@ -84,9 +84,7 @@ def examine(
     _require_declared(request.backend, inspected)
     planned = _plan(request, inspected, progress)
     deployment = deployment_of(request.args, planned)
-    probed = run_probes(
-        inspected, only=request.backend, timeout=request.timeout, on_end=lambda name: progress(f"probed {name}")
-    )
+    probed = run_probes(inspected, only=request.backend, timeout=request.timeout, progress=progress)
     findings = [
         *plugin_findings(selection, inspected, discovery.warnings),
         *unavailable_findings(inspected),
@@ -124,8 +122,14 @@ def _refuse_unknown_flags(entries: Sequence[Any], toggles: Toggles) -> None:
 
 def _inspect(selection: Selection, timeout: float, progress: Callable[[str], None]) -> list[Inspected]:
     records = [record for record in selection.records if record.state is State.DISCOVERED]
-    progress(f"importing {len(records)} plugins")
-    return inspect_plugins(records, timeout=timeout, on_end=lambda names: progress(f"imported {', '.join(names)}"))
+    left = {record.name for record in records}
+
+    def tell(names: Sequence[str]) -> None:
+        left.difference_update(names)
+        progress(f"importing plugins: {len(left)} of {len(records)} left")
+
+    tell(())
+    return inspect_plugins(records, timeout=timeout, on_end=tell)
 
 
 def _require_declared(backend: str | None, inspected: Sequence[Inspected]) -> None:

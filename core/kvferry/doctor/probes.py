@@ -47,7 +47,7 @@ def run_probes(
     *,
     only: str | None = None,
     timeout: float,
-    on_end: Callable[[str], None] = lambda name: None,
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> list[Probed]:
     """Probe every backend whose library is installed, and import every runtime's; several at a time.
 
@@ -55,7 +55,7 @@ def run_probes(
         inspected: the plugins.
         only: the one backend to probe; no runtime's library is imported then.
         timeout: seconds that each may take.
-        on_end: told each name that is done.
+        progress: told which are still to end.
     """
     wanted = [
         Probed(one.record, made, only is not None)
@@ -65,8 +65,15 @@ def run_probes(
     ]
     runnable = [each for each in wanted if not each.declared.missing]
     calls = [_call(each.declared) for each in runnable]
-    names = {id(call): each.declared.name for call, each in zip(calls, runnable, strict=True)}
-    endings = call_isolated(calls, timeout=timeout, at_once=AT_ONCE, on_end=lambda call, _: on_end(names[id(call)]))
+    left = {id(call): each.declared.name for call, each in zip(calls, runnable, strict=True)}
+
+    def tell(call: Call, _: Ending) -> None:
+        del left[id(call)]
+        if left:
+            progress(f"probing {', '.join(left.values())}")
+
+    progress(f"probing {', '.join(left.values())}")
+    endings = call_isolated(calls, timeout=timeout, at_once=AT_ONCE, on_end=tell)
     done = {id(each): _probed(each, ending) for each, ending in zip(runnable, endings, strict=True)}
     return [done.get(id(each), each) for each in wanted]
 
