@@ -3,9 +3,11 @@
 Both take a core; only the first takes the interpreter's lock from the sender.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from kvferry.bench.measurement import Series
@@ -18,6 +20,9 @@ PLACES = ("same process", "other process")
 
 STREAM, SINGLE = "stream", "single"
 
+_TABLES_SECONDS = 0.05
+"""For the generation side's first TABLEs to arrive: what is timed begins with the sender."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -26,7 +31,7 @@ class Plan:
     Attributes:
         nbytes: of one hand-off.
         blocks: of one hand-off.
-        hand_offs: of one stream.
+        hand_offs: of one stream; they take turns with the blocks of as many as are in flight, and one more.
         window: hand-offs in flight at a time.
         rounds: that count; one more warms up.
     """
@@ -37,6 +42,11 @@ class Plan:
     hand_offs: int
     window: int
     rounds: int
+
+    @property
+    def slots(self) -> int:
+        """Hand-offs that have blocks of their own."""
+        return min(self.window + 1, self.hand_offs)
 
 
 @dataclass(slots=True)
@@ -90,33 +100,50 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> Measurement:
     """
     progress(f"{plan.pairing}: starting workers")
     found = Measurement(plan)
-    pools = workers(plan.pairing, blocks=plan.hand_offs * plan.blocks, block_bytes=plan.nbytes // plan.blocks)
+    pools = workers(plan.pairing, blocks=plan.slots * plan.blocks, block_bytes=plan.nbytes // plan.blocks)
     with pools as sides, Child("kvferry.bench.spinner", name="spinner") as spinner:
-        pair, spinners = Pair(sides), dict(zip(PLACES, (sides.context, spinner), strict=True))
+        stream, spinners = _Stream(sides, plan), dict(zip(PLACES, (sides.context, spinner), strict=True))
         for number in range(plan.rounds + 1):
             progress(f"round {number} of {plan.rounds}" if number else "warming up")
             for kind, count in ((STREAM, plan.hand_offs), (SINGLE, 1)):
                 for place, child in spinners.items():
-                    seconds = _stream(sides, pair, plan, count, child, compares=number in (0, plan.rounds))
+                    seconds = stream.run(count, child)
                     if number:
                         found.series[kind][place].seconds.append(seconds)
+        stream.compare()
     return found
 
 
-def _stream(sides: Workers, pair: Pair, plan: Plan, count: int, spinner: Child, *, compares: bool) -> float:
-    """Seconds from the first ``respond_and_send_async`` to the generation side's last completion."""
-    requests = [pair.prepare(plan.blocks) for _ in range(count)]
-    if compares:
-        _each(pair.fill, requests)
-    with _spinning(spinner):
-        sides.generation.tell("wait", at_least=count)
-        sent = sides.context.ask("stream", requests=requests, window=plan.window)
-        ended = completed(sides.generation.answer(), sides.generation, count)
-    completed({"at": ended, **sent}, sides.context, count)
-    if compares:
-        _each(lambda request: pair.compare(request, plan.blocks), requests)
-    _each(pair.free, requests)
-    return ended - float(sent["begun"])
+class _Stream:
+    """Many hand-offs between two workers, over the blocks of a few requests that are never handed off themselves."""
+
+    def __init__(self, sides: Workers, plan: Plan) -> None:
+        self._sides = sides
+        self._plan = plan
+        self._pair = Pair(sides)
+        self._slots = [self._pair.allocate(plan.blocks) for _ in range(plan.slots)]
+        for slot in self._slots:
+            self._pair.fill(slot)
+
+    def run(self, count: int, spinner: Child) -> float:
+        """Seconds from the first ``respond_and_send_async`` to the generation side's last completion."""
+        context, generation = self._sides.context, self._sides.generation
+        requests = [self._pair.share(slot) for slot, _ in zip(cycle(self._slots), range(count), strict=False)]
+        generation.tell("stream", requests=requests, window=len(self._slots))
+        time.sleep(_TABLES_SECONDS)
+        with _spinning(spinner):
+            sent = context.ask("stream", requests=requests, window=self._plan.window)
+            received = generation.answer()
+        completed(sent, context, count)
+        ended = completed(received, generation, count)
+        for request in requests:
+            self._pair.free(request)
+        return ended - float(sent["begun"])
+
+    def compare(self) -> None:
+        """Raise ChildError unless all blocks arrived as they were sent."""
+        for slot in self._slots:
+            self._pair.compare(slot, self._plan.blocks)
 
 
 @contextmanager
@@ -124,8 +151,3 @@ def _spinning(child: Child) -> Iterator[None]:
     child.ask("spin", on=True)
     yield
     child.ask("spin", on=False)
-
-
-def _each(act: Callable[[int], None], requests: Iterable[int]) -> None:
-    for request in requests:
-        act(request)

@@ -64,8 +64,9 @@ class Pair:
         Raises:
             ChildError: it failed, or the bytes that arrived are not the bytes that were sent.
         """
-        request = self.prepare(blocks)
+        request = self.allocate(blocks)
         self.fill(request)
+        self._generation.ask("receive", request=request, **self._context.ask("params", request=request))
         planning = self._context.ask("planning_seconds", request=request)["seconds"]
         self._context.ask("parts")
         self._generation.tell("wait", at_least=1)
@@ -78,14 +79,21 @@ class Pair:
         control = max(0.0, seconds - (planning or 0.0) - parts["wire"])
         return seconds, {"planning": planning, **parts, "control": control}
 
-    def prepare(self, blocks: int) -> int:
-        """Give a new request its blocks at both ends, and let the generation worker ask for them."""
+    def allocate(self, blocks: int) -> int:
+        """Give a new request its blocks at both ends."""
         self._requests += 1
-        request = self._requests
         for side in (self._context, self._generation):
-            side.ask("allocate", request=request, blocks=blocks)
-        self._generation.ask("receive", request=request, **self._context.ask("params", request=request))
-        return request
+            side.ask("allocate", request=self._requests, blocks=blocks)
+        return self._requests
+
+    def share(self, request: int) -> int:
+        """Give a new request the blocks of another one at both ends, and tell the generation worker of it."""
+        self._requests += 1
+        for side in (self._context, self._generation):
+            side.ask("share", request=self._requests, of=request)
+        params = self._context.ask("params", request=self._requests)
+        self._generation.ask("introduce", request=self._requests, **params)
+        return self._requests
 
     def fill(self, request: int) -> None:
         """Write a request's pattern at the source, and spoil the destination."""

@@ -9,7 +9,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
 import msgspec
@@ -46,14 +48,20 @@ _BYTES_A_DIM = 2 * TOKENS_PER_BLOCK * _ITEM_BYTES
 """Of one layer with one head: key and value."""
 
 
-class PermutedManager(KVCacheManagerV1):
-    """Manager V1 whose tables are shuffled, as after long service: the same blocks, in an order drawn from a seed."""
+class BenchManager(KVCacheManagerV1):
+    """Manager V1 whose tables can be shuffled, as after long service, and shared by several requests."""
 
     permutation_seed: int | None = None
+    """Of the order that every table gets; None = as allocated."""
+
+    def __init__(self, spec: ManagerSpec) -> None:
+        super().__init__(spec)
+        self.shared: dict[int, int] = {}
+        """Request → the one whose blocks it has."""
 
     def block_table(self, request_id: int) -> tuple[BlockIds, ...]:
-        """The request's blocks, shuffled if a seed is set."""
-        tables = super().block_table(request_id)
+        """The request's blocks."""
+        tables = super().block_table(self.shared.get(request_id, request_id))
         if self.permutation_seed is None:
             return tables
         return tuple(np.random.default_rng(self.permutation_seed).permutation(table) for table in tables)
@@ -79,7 +87,7 @@ class PeerProcess:
         self.role = Role(options["role"])
         registry = load_registry(toggles=Toggles())
         plan = resolve({"cache_transceiver_config": options["config"]}, model=None, registry=registry, environ={})
-        self.manager = PermutedManager(_manager_spec(options, shared=wants_shared_pools(plan, registry)))
+        self.manager = BenchManager(_manager_spec(options, shared=wants_shared_pools(plan, registry)))
         self.pool = self.manager.layout.pools[0]
         self.agent: TimedAgent | None = None
         self.spinner = Spinner()
@@ -119,6 +127,12 @@ class PeerProcess:
         self.requests[request] = TransferRequest(request, prompt, cached_tokens=cached)
         return {"cached_tokens": cached, "first_block": int(self.manager.block_table(request)[0][0])}
 
+    def share(self, request: int, of: int) -> dict[str, Any]:
+        """Give a request the prompt and the blocks of another one, which keeps them."""
+        self.manager.shared[request] = of
+        self.requests[request] = replace(self.requests[of], request_id=request)
+        return {}
+
     def permute(self, seed: int | None) -> dict[str, Any]:
         """Shuffle every table from now on; None = no more."""
         self.manager.permutation_seed = seed
@@ -142,7 +156,8 @@ class PeerProcess:
     def free(self, request: int) -> dict[str, Any]:
         """Give a request's blocks back."""
         del self.requests[request]
-        self.manager.free(request)
+        if self.manager.shared.pop(request, None) is None:
+            self.manager.free(request)
         return {}
 
     def statistics(self) -> dict[str, Any]:
@@ -163,39 +178,45 @@ class PeerProcess:
         self.transceiver.respond_and_send_async(self.requests[request])
         return {"begun": begun}
 
+    def introduce(self, request: int, params: str) -> dict[str, Any]:
+        """Learn where a request's KV is to be fetched from."""
+        decoded = msgspec.msgpack.decode(base64.b64decode(params), type=DisaggregatedParams)
+        self.requests[request] = replace(self.requests[request], params=decoded)
+        return {}
+
     def receive(self, request: int, params: str) -> dict[str, Any]:
         """Fetch a request's KV."""
-        decoded = msgspec.msgpack.decode(base64.b64decode(params), type=DisaggregatedParams)
-        known = self.requests[request]
-        self.requests[request] = TransferRequest(
-            request, known.prompt_token_ids, cached_tokens=known.cached_tokens, params=decoded
-        )
+        self.introduce(request, params)
         begun = time.monotonic()
         self.transceiver.request_and_receive_async(self.requests[request])
         return {"begun": begun}
 
     def wait(self, at_least: int = 1) -> dict[str, Any]:
         """Outcomes since the last call, with the moment at which they were known."""
-        check: Callable[[int], TransferStatus] = (
-            self.transceiver.check_context_transfer_status
-            if self.role is Role.CONTEXT
-            else self.transceiver.check_gen_transfer_status
-        )
-        status = check(at_least)
+        status = self._check(at_least)
         now = time.monotonic()
         return {"at": now, "events": [_as_json(event) for event in status.events]}
 
     def stream(self, requests: Sequence[int], window: int) -> dict[str, Any]:
-        """Send many requests' KV, so many in flight at a time, with no command in between."""
-        waiting, events = [self.requests[request] for request in requests], list[TransferEvent]()
+        """Send or fetch many requests' KV, so many in flight at a time, with no command in between."""
+        waiting, events = deque(self.requests[request] for request in requests), list[TransferEvent]()
         begun = time.monotonic()
         while len(events) < len(requests):
-            in_flight = len(requests) - len(waiting) - len(events)
-            for request in waiting[: window - in_flight]:
-                self.transceiver.respond_and_send_async(request)
-            del waiting[: window - in_flight]
-            events += self.transceiver.check_context_transfer_status(1).events
-        return {"begun": begun, "events": [_as_json(event) for event in events]}
+            while waiting and len(requests) - len(waiting) - len(events) < window:
+                self._start(waiting.popleft())
+            events += self._check(1).events
+        return {"begun": begun, "at": time.monotonic(), "events": [_as_json(event) for event in events]}
+
+    def _start(self, request: TransferRequest) -> None:
+        if self.role is Role.CONTEXT:
+            self.transceiver.respond_and_send_async(request)
+        else:
+            self.transceiver.request_and_receive_async(request)
+
+    def _check(self, at_least: int) -> TransferStatus:
+        if self.role is Role.CONTEXT:
+            return self.transceiver.check_context_transfer_status(at_least)
+        return self.transceiver.check_gen_transfer_status(at_least)
 
     def wait_and_compare(self, request: int, seed: int) -> dict[str, Any]:
         """Wait for one outcome and compare the request's blocks at once, with nothing in between."""

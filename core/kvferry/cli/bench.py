@@ -146,9 +146,9 @@ def idle(pairings: "list[Pairing]", seconds: float, as_json: bool) -> None:
 @pairing_options("CPP")
 @click.option("--bytes", "nbytes", type=ByteSize(), default="256MiB", show_default=True, help="Of one hand-off.")
 @click.option("--blocks", type=click.IntRange(1), default=4096, show_default=True, help="Of one hand-off.")
-@click.option("--hand-offs", type=click.IntRange(1), default=6, show_default=True, help="Of one stream.")
+@click.option("--hand-offs", type=click.IntRange(1), default=24, show_default=True, help="Of one stream.")
 @click.option("--window", type=click.IntRange(1), default=3, show_default=True, help="Hand-offs in flight at a time.")
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Rounds that count.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds that count.")
 @json_option
 def gil(
     pairings: "list[Pairing]", nbytes: int, blocks: int, hand_offs: int, window: int, rounds: int, as_json: bool
