@@ -9,6 +9,7 @@ from kvferry_plugins.errors import TransferError
 
 MAX_BYTES = 1 << 20
 _FORMAT = "kvferry-agent/1"
+_CHECKSUM_BYTES = 4
 
 RegionRow = tuple[int, int, int, int]
 """Address, bytes, kind of memory (0 = CPU, 1 = CUDA), number of the device."""
@@ -37,14 +38,13 @@ class AgentDescriptor(msgspec.Struct, frozen=True):
     """The transport's metadata, one a lane; a peer without lanes takes the first."""
     backings: tuple[BackingRow | None, ...] = ()
     """By region, where it can be mapped by a process of the same host."""
-    checksum: int = 0
-    """CRC-32 of ``lanes``: transports' own parsers are not asked to survive a damaged one."""
     format: str = _FORMAT
 
 
 def encode(descriptor: AgentDescriptor) -> bytes:
     """Pack a descriptor, with its checksum. Raises TransferError if it is longer than the contract allows."""
-    body = msgspec.msgpack.encode(msgspec.structs.replace(descriptor, checksum=_checksum(descriptor)))
+    packed = msgspec.msgpack.encode(descriptor)
+    body = packed + _checksum(packed)
     if len(body) > MAX_BYTES:
         raise TransferError(f"{descriptor.name} has a descriptor of {len(body)} bytes: register fewer, larger regions")
     return body
@@ -54,14 +54,15 @@ def decode(body: bytes, transport: str) -> AgentDescriptor:
     """Unpack a peer's descriptor. Raises TransferError for another transport's, or what ``encode`` did not make."""
     if len(body) > MAX_BYTES:
         raise TransferError(f"a descriptor of {len(body)} bytes is longer than the {MAX_BYTES} allowed")
+    packed, checksum = body[:-_CHECKSUM_BYTES], body[-_CHECKSUM_BYTES:]
+    if checksum != _checksum(packed):
+        raise TransferError(f"{body[:32]!r} is not the descriptor of an agent, or was damaged on its way")
     try:
-        descriptor = msgspec.msgpack.decode(body, type=AgentDescriptor)
+        descriptor = msgspec.msgpack.decode(packed, type=AgentDescriptor)
     except msgspec.DecodeError as error:
         raise TransferError(f"{body[:32]!r} is not the descriptor of an agent: {error}") from error
     if descriptor.format != _FORMAT:
         raise TransferError(f"the peer's descriptor is {descriptor.format!r}; this kvferry reads {_FORMAT!r}")
-    if descriptor.checksum != _checksum(descriptor):
-        raise TransferError(f"the descriptor of {descriptor.name!r} was damaged on its way")
     if descriptor.transport != transport:
         raise TransferError(f"{descriptor.name} speaks {descriptor.transport}, this agent speaks {transport}")
     if not descriptor.lanes or len(descriptor.key) != 16:
@@ -75,5 +76,6 @@ def memory_kind(device: str) -> tuple[int, int]:
     return (0, 0) if kind == "cpu" else (1, int(number or 0))
 
 
-def _checksum(descriptor: AgentDescriptor) -> int:
-    return zlib.crc32(b"".join(descriptor.lanes))
+def _checksum(packed: bytes) -> bytes:
+    """CRC-32: transports' own parsers are not asked to survive a damaged descriptor."""
+    return zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little")

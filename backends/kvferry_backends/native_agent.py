@@ -129,6 +129,11 @@ class NativeAgent(BlockTransferAgent):
             self._peers[peer] = _Peer(decoded.name, watch)
         return peer
 
+    def maps(self, peer: PeerId) -> bool:
+        """Whether a peer's memory, or some of it, is mapped here and written to by copying."""
+        self._peer(peer)
+        return self._engine.maps(peer)
+
     def disconnect(self, peer: PeerId) -> None:
         found = self._peers.pop(peer, None)
         if found is None or self._closed:

@@ -1,6 +1,8 @@
 """A native agent with one buffer in a process of its own, driven by lines of JSON."""
 
+import fcntl
 import json
+import mmap
 import os
 import select
 import sys
@@ -19,8 +21,8 @@ BLOCK = 4096
 
 class Child:
     def __init__(self, transport, name, nbytes, options):
-        self.agent = NativeAgent(AgentSpec(transport.upper(), name, "cpu", json.loads(options)), transport)
-        self.buffer = np.zeros(int(nbytes), dtype=np.uint8)
+        self.agent = NativeAgent(AgentSpec(transport.upper(), name, "cpu", "CPP", json.loads(options)), transport)
+        self.buffer = _memory(int(nbytes), os.environ.get("AGENT_MEMORY", "private"))
         self.agent.register([Region(self.buffer.ctypes.data, len(self.buffer))])
         self.completions = {}
 
@@ -29,6 +31,9 @@ class Child:
 
     def connect(self, descriptor):
         return self.agent.connect(bytes.fromhex(descriptor))
+
+    def maps(self, peer):
+        return self.agent.maps(peer)
 
     def disconnect(self, peer):
         self.agent.disconnect(peer)
@@ -44,6 +49,17 @@ class Child:
         offsets = np.random.default_rng(pieces).permutation(np.arange(pieces, dtype=np.int64)) * size
         sizes = np.full(pieces, size, dtype=np.int64)
         return self.agent.submit(peer, offsets + self.buffer.ctypes.data, offsets + address, sizes)
+
+    def write_range(self, peer, here, there, nbytes):
+        columns = (np.array([each], dtype=np.int64) for each in (here + self.buffer.ctypes.data, there, nbytes))
+        return self.agent.submit(peer, *columns)
+
+    def equals(self, seed, at, here, nbytes):
+        wanted = _pattern(seed, len(self.buffer))[at : at + nbytes]
+        return bool(np.array_equal(self.buffer[here : here + nbytes], wanted))
+
+    def zeros_outside(self, here, nbytes):
+        return not self.buffer[:here].any() and not self.buffer[here + nbytes :].any()
 
     def write_blocks(self, peer, address, src, dst, notice=None):
         count = len(self.buffer) // BLOCK
@@ -80,6 +96,17 @@ class Child:
     def close(self):
         self.agent.close()
         return len(os.listdir("/proc/self/task"))
+
+
+def _memory(nbytes, kind):
+    """Zeros: private, shared as our pools are, or in a file that somebody could shrink."""
+    if kind == "private":
+        return np.zeros(nbytes, dtype=np.uint8)
+    file = os.memfd_create("agent", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, nbytes)
+    if kind == "shared":
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return np.frombuffer(mmap.mmap(file, nbytes), dtype=np.uint8)
 
 
 def _pattern(seed, nbytes):

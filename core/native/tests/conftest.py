@@ -60,7 +60,9 @@ WAYS = {
     "ucx": ("ucx", {}),
     "ucx-tcp": ("ucx", {"UCX_TLS": "tcp,self"}),
     "ucx-posix": ("ucx", {"UCX_MM_ERROR_HANDLING": "y", "UCX_TLS": "posix,self"}),
-    "nixl": ("nixl", {}),
+    "ucx-shared": ("ucx", {"AGENT_MEMORY": "shared"}),
+    # Beside the system's libibverbs, NIXL's own InfiniBand module ends a process with a segmentation fault.
+    "nixl": ("nixl", {"UCX_MODULES": "^ib"}),
 }
 
 
@@ -70,18 +72,28 @@ def way(request):
 
 
 @pytest.fixture
-def start(way):
-    transport, environ = way
+def start_agent():
     with ExitStack() as stack:
 
-        def starter(name, nbytes=16 << 20, **options):
+        def starter(transport, name, environ, nbytes=16 << 20, **options):
             process = AgentProcess(transport, name, nbytes, options, environ)
             stack.callback(process.stop)
-            # NIXL has no descriptor to sleep on: as a target it moves only while it is told that somebody writes.
-            process.ask("set_active", active=transport == "nixl")
             return process
 
         yield starter
+
+
+@pytest.fixture
+def start(way, start_agent):
+    transport, environ = way
+
+    def starter(name, nbytes=16 << 20, **options):
+        process = start_agent(transport, name, environ, nbytes, **options)
+        # NIXL has no descriptor to sleep on: as a target it moves only while it is told that somebody writes.
+        process.ask("set_active", active=transport == "nixl")
+        return process
+
+    return starter
 
 
 @pytest.fixture
