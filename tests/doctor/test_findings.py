@@ -1,4 +1,4 @@
-from kvferry.doctor.findings import Area, Finding, Severity, count, in_order
+from kvferry.doctor.findings import Area, Finding, Severity, count, in_order, together
 
 
 def finding(area, severity, subject="x"):
@@ -11,6 +11,14 @@ def test_they_are_sorted_by_area_then_the_worst_first_and_said_once():
     late = finding(Area.WORKER, Severity.ERROR)
 
     assert in_order([late, fine, bad, fine]) == [bad, fine, late]
+
+
+def test_what_two_subjects_have_alike_is_said_once():
+    one, other = (finding(Area.BACKENDS, Severity.WARNING, name) for name in ("NIXL", "UCX"))
+    worse = finding(Area.BACKENDS, Severity.ERROR, "UCX")
+
+    assert [each.subject for each in together([one, worse, other])] == ["NIXL, UCX", "UCX"]
+    assert together([one]) == [one]
 
 
 def test_all_severities_are_counted():

@@ -48,6 +48,7 @@ def test_one_that_cannot_work_is_an_error_with_its_reason(probe):
     (finding,) = probe("UNUSABLE")
 
     assert (finding.severity, finding.what, finding.fix) == (ERROR, "no wire", "buy")
+    assert finding.cause == "the shop is closed (wait)"
 
 
 def test_two_copies_of_ucx_in_one_process_are_seen_where_they_are_loaded(probe, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import click
 
-from kvferry.doctor.findings import Finding, Severity, count
+from kvferry.doctor.findings import Finding, Severity, count, together
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan", Severity.OK: "green"}
 _INDENT = 2
@@ -19,6 +19,7 @@ _SEVERITY = 9
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print them, and how many there are of each kind."""
+    findings = together(findings)
     width = max(shutil.get_terminal_size().columns, 60)
     for area, found in groupby(findings, key=lambda finding: finding.area):
         click.echo(click.style(area.value, bold=True))

@@ -1,8 +1,9 @@
 """What doctor has found, as plain data."""
 
 import enum
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Severity(enum.StrEnum):
@@ -61,7 +62,15 @@ def count(findings: Iterable[Finding]) -> dict[Severity, int]:
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort for a report: by area, the worst first; of equal ones that each repeat the other, one stays."""
+    """Sort for a report: by area, the worst first; what is there twice stays once."""
     areas, severities = list(Area), list(Severity)
     unique = dict.fromkeys(findings)
     return sorted(unique, key=lambda each: (areas.index(each.area), severities.index(each.severity), each.subject))
+
+
+def together(findings: Iterable[Finding]) -> list[Finding]:
+    """Join what several subjects have alike into one finding about all of them, where the first one stood."""
+    alike: dict[Finding, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        alike[replace(finding, subject="", plugin=None)].append(finding)
+    return [replace(same[0], subject=", ".join(each.subject for each in same)) for same in alike.values()]

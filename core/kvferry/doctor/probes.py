@@ -183,15 +183,16 @@ def _two_copies(each: Probed) -> Finding:
 
 def _reported(each: Probed, report: Mapping[str, Any], bad: Severity) -> Iterator[Finding]:
     library = report["library"] or "no library"
-    if report["usable"]:
-        means = f": {', '.join(map(str, report['transports']))}" if report["transports"] else ""
-        yield _about(each, Severity.OK, f"works, with {library}{means}")
     problems = [(str(problem["what"]), str(problem.get("fix") or "")) for problem in report["problems"]]
-    if not report["usable"] and not problems:
-        problems = [(f"does not work here, with {library}; its probe does not say why", "")]
-    for number, (what, fix) in enumerate(problems):
-        is_reason = not report["usable"] and number == 0
-        yield _about(each, bad if is_reason else Severity.WARNING, what, fix=fix)
+    if not report["usable"]:
+        (what, fix), *causes = problems or [(f"does not work here, with {library}; its probe does not say why", "")]
+        cause = "; ".join(f"{what} ({fix})" if fix else what for what, fix in causes)
+        yield _about(each, bad, what, cause=cause, fix=fix)
+        return
+    means = f": {', '.join(map(str, report['transports']))}" if report["transports"] else ""
+    yield _about(each, Severity.OK, f"works, with {library}{means}")
+    for what, fix in problems:
+        yield _about(each, Severity.WARNING, what, fix=fix)
 
 
 def _about(each: Probed, severity: Severity, what: str, *, cause: str = "", fix: str = "") -> Finding:

@@ -21,12 +21,8 @@ def half():
 
 
 def unusable():
-    return {
-        "usable": False,
-        "library": "libfine 1.2",
-        "transports": [],
-        "problems": [{"what": "no wire", "fix": "buy"}],
-    }
+    problems = [{"what": "no wire", "fix": "buy"}, {"what": "the shop is closed", "fix": "wait"}]
+    return {"usable": False, "library": "libfine 1.2", "transports": [], "problems": problems}
 
 
 def two_copies():
