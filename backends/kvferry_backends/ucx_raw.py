@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kvferry_plugins.errors import BackendUnavailableError, TransferError
+from kvferry_plugins.errors import BackendUnavailableError, KvferryError, TransferError
 
 WAYS: Mapping[str, str] = {"spinning target": "spin", "napping target": "nap"}
 """Way → what the tool calls it: whether the target makes progress without a pause, or once a millisecond."""
@@ -99,10 +99,18 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, required=True, help="bytes of one contiguous write")
     parser.add_argument("--block-bytes", type=int, required=True, help="bytes of one block")
     options = parser.parse_args()
-    with _RawUcp(options.bytes) as raw:
+    try:
+        _serve(options.bytes, options.block_bytes)
+    except KvferryError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        sys.exit(1)
+
+
+def _serve(nbytes: int, block_bytes: int) -> None:
+    with _RawUcp(nbytes) as raw:
         print(json.dumps({"ways": list(WAYS)}), flush=True)
         for line in sys.stdin:
-            seconds = _seconds(raw, json.loads(line), options.bytes, options.block_bytes)
+            seconds = _seconds(raw, json.loads(line), nbytes, block_bytes)
             print(json.dumps({"seconds": seconds}), flush=True)
 
 

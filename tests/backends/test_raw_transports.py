@@ -53,6 +53,13 @@ def test_its_stopped_processes_do_not_outlive_it(raw):
         pass
 
 
+@pytest.mark.parametrize("module", ["kvferry_backends.ucx_raw"])
+def test_what_it_cannot_do_is_said_as_an_answer(raw):
+    assert json.loads(raw.stdout.readline())["ways"]
+    assert "'read'" in _ask(raw, {"command": "read", "way": "spinning target"})["error"]
+    assert raw.wait(20) == 1
+
+
 def _ask(process, command):
     process.stdin.write(json.dumps(command) + "\n")
     process.stdin.flush()

@@ -28,7 +28,10 @@ class Workers:
 
 @contextmanager
 def workers(pairing: Pairing, *, blocks: int, block_bytes: int) -> Iterator[Workers]:
-    """Start a context and a generation worker, each with a pool of so many blocks."""
+    """Start a context and a generation worker, each with a pool of so many blocks.
+
+    A ChildError, of theirs or of whoever takes turns with them, is told with the pairing's name.
+    """
     config = {
         "backend": pairing.backend,
         "transceiver_runtime": pairing.runtime,
@@ -36,10 +39,14 @@ def workers(pairing: Pairing, *, blocks: int, block_bytes: int) -> Iterator[Work
     }
     options = {"blocks": blocks, "block_bytes": block_bytes, "config": config}
     launcher = launcher_of(pairing.backend, load_registry(toggles=Toggles()))
-    with start_together(launcher, [_worker(role, options) for role in ("context", "generation")]) as sides:
-        for worker in sides:
-            worker.answer(timeout=120)
-        yield Workers(*sides)
+    orders = [_worker(role, options) for role in ("context", "generation")]
+    try:
+        with start_together(launcher, orders) as sides:
+            for worker in sides:
+                worker.answer(timeout=120)
+            yield Workers(*sides)
+    except ChildError as error:
+        raise ChildError(f"{pairing}: {error}") from error
 
 
 def _worker(role: str, options: dict[str, Any]) -> ChildOrder:
