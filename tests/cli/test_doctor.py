@@ -184,6 +184,14 @@ def test_neither_torch_nor_a_transport_is_imported_by_the_command_itself():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_variable_that_is_no_text_is_no_stumbling_block(monkeypatch):
+    monkeypatch.setenv(os.fsdecode(b"KVFERRY_\xff"), os.fsdecode(b"\xff"))
+    monkeypatch.setenv("UCX_TLS", os.fsdecode(b"tcp,\xff"))
+
+    assert "KVFERRY_" in " ".join(run_json("--backend", "UCX")["warnings"])
+    assert run("--backend", "UCX").exit_code == 0
+
+
 def test_control_c_ends_it_and_all_that_it_started(install, project, monkeypatch, has_gone):
     install("odd_probes")
     monkeypatch.setenv("ODD_PROBES_PID_FILE", str(project / "pid"))

@@ -14,6 +14,7 @@ NIXL = Deployment("NIXL", "default")
 NIXL_BY_USER = Deployment("NIXL", "user")
 UCX = Deployment("UCX", "user")
 MPI = Deployment("MPI", "user")
+ON_GPU = Deployment("UCX", "user", device="cuda")
 FAR = ("tcp://10.0.0.7:9001",)
 
 TABLE = [
@@ -64,11 +65,7 @@ TABLE = [
     ({"KVFERRY_PLUGINS": " "}, NIXL, [(INFO, "KVFERRY_PLUGINS", "no external plugin is in")]),
     ({"XDG_STATE_HOME": "state"}, NIXL, [(WARNING, "XDG_STATE_HOME", "write an absolute path")]),
     # devices
-    (
-        {"CUDA_VISIBLE_DEVICES": ""},
-        Deployment("NIXL", "user", device="cuda"),
-        [(ERROR, "CUDA_VISIBLE_DEVICES", "hides every GPU")],
-    ),
+    ({}, ON_GPU, [(ERROR, "device", "no NVIDIA GPU is here")]),
     ({"CUDA_VISIBLE_DEVICES": ""}, NIXL, []),
     # UCX_TLS
     ({"UCX_TLS": ""}, UCX, [(ERROR, "UCX_TLS", "empty: UCX does not start")]),
@@ -91,12 +88,6 @@ TABLE = [
         Deployment("UCX", "user", FAR),
         [(ERROR, "UCX_TLS", "UCX does not reach tcp://10.0.0.7:9001")],
     ),
-    (
-        {"UCX_TLS": "tcp,sm"},
-        Deployment("UCX", "user", device="cuda"),
-        [(ERROR, "UCX_TLS", "without CUDA, and the KV cache is in device memory")],
-    ),
-    ({"UCX_TLS": "tcp,sm,cuda"}, Deployment("UCX", "user", device="cuda"), []),
     # UCX_NET_DEVICES
     ({"UCX_NET_DEVICES": "eth0"}, NIXL, []),
     ({"UCX_NET_DEVICES": "all"}, NIXL, []),
@@ -128,6 +119,21 @@ def test_infiniband_is_network_enough(machine):
     machine = Machine(frozenset({"ib0"}), frozenset({"mlx5_0"}))
 
     assert environment_findings({"UCX_TLS": "rc,sm,self", "UCX_NET_DEVICES": "mlx5_0:1"}, NIXL, machine) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({}, None),
+        ({"UCX_TLS": "tcp,sm,cuda", "CUDA_VISIBLE_DEVICES": "0"}, None),
+        ({"UCX_TLS": "tcp,sm"}, "without CUDA, and the KV cache is in device memory"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU"),
+    ],
+)
+def test_on_a_gpu(environ, words):
+    findings = environment_findings(environ, ON_GPU, Machine(has_gpu=True))
+
+    assert [words in finding.what for finding in findings] == ([True] if words else [])
 
 
 def test_auto_means_the_gpu_where_there_is_one(machine):

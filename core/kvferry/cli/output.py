@@ -76,7 +76,9 @@ def envelope(
 
 def print_json(value: Mapping[str, object]) -> None:
     """Print one object; read-only mappings, tuples and sets become JSON's own."""
-    click.echo(json.dumps(value, indent=2, default=_to_plain, ensure_ascii=False))
+    text = json.dumps(value, indent=2, default=_to_plain, ensure_ascii=False)
+    # Of what no encoding has, such as a variable's byte that is no text, JSON's own escape stays.
+    click.echo(text.encode(errors="backslashreplace").decode())
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

@@ -47,7 +47,7 @@ def environment_findings(environ: Mapping[str, str], deployment: Deployment, mac
         *_names(environ),
         *_values(environ),
         *_nixl_folder(environ, deployment, machine),
-        *_no_gpu_visible(environ, deployment),
+        *_no_gpu(environ, deployment, machine),
         *ucx_findings(environ, deployment, machine),
     ]
 
@@ -125,8 +125,13 @@ def _nixl_folder(environ: Mapping[str, str], deployment: Deployment, machine: Ma
     yield _finding(severity, "NIXL_PLUGIN_DIR", what, fix="unset it: NIXL's wheel brings its plugins")
 
 
-def _no_gpu_visible(environ: Mapping[str, str], deployment: Deployment) -> Iterator[Finding]:
-    if deployment.device == "cuda" and environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+def _no_gpu(environ: Mapping[str, str], deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if deployment.device != "cuda":
+        return
+    if not machine.has_gpu:
+        what = "is cuda, and no NVIDIA GPU is here"
+        yield Finding(Area.CONFIGURATION, Severity.ERROR, "device", what, fix="set device to cpu or auto")
+    elif environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         what = "hides every GPU, and the configuration says device: cuda"
         yield _finding(Severity.ERROR, "CUDA_VISIBLE_DEVICES", what, fix="unset it, or name a GPU")
 
