@@ -63,7 +63,7 @@ class _Side:
         self.synchronize()
         # The engine's; a copy within a device gains nothing from being cut into pieces.
         options = {"piece_bytes": 256 << 20} if RUNTIMES[transport] == "CPP" else {}
-        spec = AgentSpec(transport, name, device, RUNTIMES[transport], {LOOPBACK_ONLY: True, **options})
+        spec = AgentSpec(transport, name, device, {LOOPBACK_ONLY: True, **options}, RUNTIMES[transport])
         self.agent = importlib.import_module(f"kvferry_backends.{transport.lower()}").create_transfer_agent(spec)
         self.agent.register([Region(each.data_ptr(), each.nbytes, device) for each in (self.pool, self.staging)])
         self.peer: Any = None

@@ -245,9 +245,9 @@ class AgentSpec:
     name: str
     """Unique among the peers: instance and rank."""
     device: str
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     runtime: str = "PYTHON"
     """Who drives the agent: under ``CPP`` it must be a ``BlockTransferAgent``."""
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

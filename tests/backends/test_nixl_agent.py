@@ -4,7 +4,7 @@ import pytest
 from kvferry_backends.nixl_agent import NixlAgent
 from kvferry_plugins.errors import BackendUnavailableError, TransferError
 from kvferry_plugins.transceiver import Region
-from kvferry_plugins.types import AgentSpec
+from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 MIB = 1 << 20
 
@@ -14,7 +14,7 @@ OVER_CMA_ONLY = pytest.mark.parametrize("transports", [{}], ids=["cma"])
 
 @pytest.fixture
 def agent():
-    agent = NixlAgent(AgentSpec("NIXL", "alone", "cpu"))
+    agent = NixlAgent(AgentSpec("NIXL", "alone", "cpu", options={LOOPBACK_ONLY: True}))
     yield agent
     agent.close()
 
@@ -118,7 +118,7 @@ def test_memory_that_the_target_has_not_registered_is_refused_before_anything_is
     ids=["empty", "garbage", "cut off", "one byte wrong", "too long", "another format"],
 )
 def test_a_descriptor_that_is_not_one_of_ours_is_refused(agent, spoil):
-    other = NixlAgent(AgentSpec("NIXL", "other", "cpu"))
+    other = NixlAgent(AgentSpec("NIXL", "other", "cpu", options={LOOPBACK_ONLY: True}))
     body = spoil(other.local_descriptor())
     other.close()
     with pytest.raises(TransferError):
@@ -131,7 +131,7 @@ def test_an_agent_is_not_its_own_peer(agent):
 
 
 def test_segments_that_do_not_match_are_refused(agent):
-    other = NixlAgent(AgentSpec("NIXL", "other", "cpu"))
+    other = NixlAgent(AgentSpec("NIXL", "other", "cpu", options={LOOPBACK_ONLY: True}))
     peer = agent.connect(other.local_descriptor())
     two, one = np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)
     with pytest.raises(TransferError, match="do not match"):
@@ -142,7 +142,7 @@ def test_segments_that_do_not_match_are_refused(agent):
 
 
 def test_a_transfer_of_nothing_is_complete(agent):
-    other = NixlAgent(AgentSpec("NIXL", "other", "cpu"))
+    other = NixlAgent(AgentSpec("NIXL", "other", "cpu", options={LOOPBACK_ONLY: True}))
     peer = agent.connect(other.local_descriptor())
     nothing = np.zeros(0, dtype=np.int64)
     transfer = agent.submit(peer, nothing, nothing, nothing)
@@ -165,7 +165,7 @@ def test_a_closed_agent_says_so(agent):
 def test_ucx_without_a_needed_transport_is_a_backend_that_is_not_available(monkeypatch):
     monkeypatch.setenv("UCX_TLS", "posix,self")
     with pytest.raises(BackendUnavailableError, match="UCX_TLS='posix,self': add tcp"):
-        NixlAgent(AgentSpec("NIXL", "nobody", "cpu"))
+        NixlAgent(AgentSpec("NIXL", "nobody", "cpu", options={LOOPBACK_ONLY: True}))
 
 
 def test_the_library_is_named_with_its_version(agent):
@@ -190,7 +190,13 @@ def test_an_agent_for_loopback_only_listens_nowhere_else(pair):
 def test_the_thread_that_connects_gets_the_context_of_the_agents_device(monkeypatch):
     entered = []
     monkeypatch.setattr("torch.cuda.set_device", entered.append)
-    agents = [NixlAgent(AgentSpec("NIXL", name, device)) for name, device in (("gpu", "cuda:0"), ("host", "cpu"))]
+    options = {LOOPBACK_ONLY: True}
+    agents = [
+        NixlAgent(AgentSpec("NIXL", name, device, options=options)) for name, device in (("gpu", "cuda:0"), ("host", "cpu"))
+    ]
+        NixlAgent(AgentSpec("NIXL", name, device, options={LOOPBACK_ONLY: True}))
+        for name, device in (("gpu", "cuda:0"), ("host", "cpu"))
+    ]
 
     for agent, other in (agents, agents[::-1]):
         agent.connect(other.local_descriptor())

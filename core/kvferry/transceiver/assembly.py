@@ -34,7 +34,7 @@ def open_shared(
     channel = Channel(spec.bind, instance, load_or_make_key(), spec.peers)
     try:
         all_options = {LOOPBACK_ONLY: not spec.peers, **options}
-        agent = spec.create_agent(AgentSpec(spec.backend, instance, spec.device, spec.runtime, all_options))
+        agent = spec.create_agent(AgentSpec(spec.backend, instance, spec.device, all_options, spec.runtime))
         try:
             pools = spec.manager.layout.pools
             registration = agent.register([Region(pool.base, pool.nbytes, pool.device) for pool in pools])

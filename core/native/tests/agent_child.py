@@ -21,7 +21,7 @@ BLOCK = 4096
 
 class Child:
     def __init__(self, transport, name, nbytes, options):
-        self.agent = NativeAgent(AgentSpec(transport.upper(), name, "cpu", "CPP", json.loads(options)), transport)
+        self.agent = NativeAgent(AgentSpec(transport.upper(), name, "cpu", json.loads(options), "CPP"), transport)
         self.buffer = _memory(int(nbytes), os.environ.get("AGENT_MEMORY", "private"))
         self.agent.register([Region(self.buffer.ctypes.data, len(self.buffer))])
         self.completions = {}
