@@ -14,7 +14,7 @@ import numpy as np
 
 from kvferry_backends.agent_descriptor import AgentDescriptor, decode, encode, memory_kind
 from kvferry_backends.mooncake_library import StartedEngine, library_version, start_engine
-from kvferry_backends.mooncake_posting import MooncakeTransfer, Poster
+from kvferry_backends.mooncake_posting import SLICE_BYTES, MooncakeTransfer, Poster
 from kvferry_backends.native_agent import make_block_map
 from kvferry_backends.process_identity import ProcessWatch, own_identity
 from kvferry_backends.registered_memory import RegisteredMemory
@@ -235,7 +235,7 @@ class MooncakeAgent(BlockTransferAgent):
         target = self._peer(peer)
         if target.watch.gone:
             raise PeerLostError(f"{target.name} is gone: its process ended")
-        parts = slices(src, dst, nbytes)
+        parts = slices(src, dst, nbytes, SLICE_BYTES)
         for rows in parts:
             self._memory.require(rows[:, 0], rows[:, 2])
             target.memory.require(rows[:, 1], rows[:, 2])

@@ -16,8 +16,11 @@ from kvferry_backends.slicing import Rows
 from kvferry_backends.tcp_drain import Drain
 from kvferry_plugins.transceiver import TransferId
 
-SLICES_IN_FLIGHT: Final = 4
-"""Slices of one peer that are posted and not complete: as many as Mooncake has connections to a peer."""
+SLICE_BYTES: Final = 64 << 20
+"""Long, since each slice takes the GIL a few times: beside a Python thread that spins, 5 ms each."""
+
+SLICES_IN_FLIGHT: Final = 2
+"""Slices of one peer that are posted and not complete; more would only delay a cancellation."""
 
 SHORTEST_PAUSE: Final = 5e-5
 LONGEST_PAUSE: Final = 5e-4
@@ -25,6 +28,9 @@ LONGEST_PAUSE: Final = 5e-4
 
 DRAIN_PAUSE: Final = 0.01
 """Seconds between two looks at the kernel's table, after a failure."""
+
+CONTENDED: Final = 1e-3
+"""Seconds of one question that say that others want the GIL: then the wait for it is pause enough."""
 
 _DONE: Final = 1
 _FAILED: Final = -1
@@ -92,7 +98,9 @@ class Poster:
         self._changed = threading.Condition()
         self._transfers: deque[MooncakeTransfer] = deque()
         self._posted: deque[_Posted] = deque()
-        self._is_met = False
+        self._is_known = False
+        """Whether Mooncake has written there: then it asks for nothing more."""
+        self._is_idle = False
         self._ends = False
         self._is_abandoned = False
         self._thread: threading.Thread | None = None
@@ -107,6 +115,8 @@ class Poster:
                 # A daemon, for whoever ends without `close`: what Mooncake does then is cut off, not waited for.
                 self._thread = threading.Thread(target=self._run, name=f"mooncake to {self._name}"[:60], daemon=True)
                 self._thread.start()
+            elif self._is_idle and self._is_known:  # here, as Mooncake only enqueues: the thread may wait for the GIL
+                self._post()
             self._changed.notify()
 
     def give_up(self, transfer: MooncakeTransfer, reason: str) -> bool:
@@ -152,20 +162,24 @@ class Poster:
     def _run(self) -> None:
         pause = SHORTEST_PAUSE
         while self._wait_for_work():
-            posted, ended = self._post(), self._take_ended()
+            posted = self._post()
+            asked = time.monotonic()
+            ended = self._take_ended()
             self._report_settled()
             pause = SHORTEST_PAUSE if posted or ended else min(pause * 1.25, LONGEST_PAUSE)
-            if self._posted:
-                time.sleep(pause)
-            else:
+            if not self._posted:
                 self._wait_for_drain()
+            elif time.monotonic() - asked < CONTENDED:
+                time.sleep(pause)
         self._release()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False: there will be nothing more."""
         with self._changed:
             while not self._transfers and not self._ends:
+                self._is_idle = True
                 self._changed.wait()
+                self._is_idle = False
             return bool(self._transfers) and not self._is_abandoned
 
     def _wait_for_drain(self) -> None:
@@ -180,7 +194,7 @@ class Poster:
             rows = transfer.waiting.popleft()
             if self._watch.gone:
                 transfer.error = f"{self._name} is gone: its process ended"
-            elif not self._meet():
+            elif not self._answers():
                 transfer.error = f"{self._name} does not answer at {self._segment}"
             else:
                 self._post_slice(transfer, rows)
@@ -198,15 +212,13 @@ class Poster:
                     return transfer
             return None
 
-    def _meet(self) -> bool:
-        """Ask the peer for a sign of life, once.
+    def _answers(self) -> bool:
+        """Ask a peer that is not known yet for a sign of life.
 
-        The first write asks it for its memory and holds a lock of the whole engine meanwhile: a minute, if it is
+        The first write asks it for its memory, and holds a lock of the whole engine meanwhile: a minute, if the peer is
         stopped.
         """
-        if not self._is_met:
-            self._is_met = self._engine.send_probe(self._segment) == 0
-        return self._is_met
+        return self._is_known or self._engine.send_probe(self._segment) == 0
 
     def _post_slice(self, transfer: MooncakeTransfer, rows: Rows) -> None:
         """Post all segments but the last as one batch, and the last by itself.
@@ -224,6 +236,7 @@ class Poster:
         nbytes = 0 if is_refused else int(rows[:, 2].sum())
         transfer.in_flight += 1
         self._posted.append(_Posted(transfer, nbytes, _identifier(batch), _identifier(last)))
+        self._is_known = self._is_known or not is_refused
         if is_refused:
             self._fail(transfer, "refused a write")
 

@@ -18,22 +18,22 @@ Rows = NDArray[np.int64]
 """Source address, destination address, bytes: int64[n, 3]."""
 
 
-def slices(src: Addresses, dst: Addresses, nbytes: Addresses) -> list[Rows]:
-    """Cut the segments, in order, at most ``SLICE_BYTES`` and ``SLICE_SEGMENTS`` a slice, none of them empty.
+def slices(src: Addresses, dst: Addresses, nbytes: Addresses, slice_bytes: int = SLICE_BYTES) -> list[Rows]:
+    """Cut the segments, in order, at most ``slice_bytes`` and ``SLICE_SEGMENTS`` a slice, none of them empty.
 
     Raises:
         TransferError: the columns differ in length, or a count of bytes is negative.
     """
     rows = _rows(src, dst, nbytes)
-    if len(rows) <= SLICE_SEGMENTS and int(rows[:, 2].sum()) <= SLICE_BYTES:
+    if len(rows) <= SLICE_SEGMENTS and int(rows[:, 2].sum()) <= slice_bytes:
         return [rows] if len(rows) else []
-    rows = _split_long(rows)
+    rows = _split_long(rows, slice_bytes)
     ends = np.cumsum(rows[:, 2])
     parts = []
     start = 0
     while start < len(rows):
         before = int(ends[start - 1]) if start else 0
-        fits = int(np.searchsorted(ends, before + SLICE_BYTES, side="right"))
+        fits = int(np.searchsorted(ends, before + slice_bytes, side="right"))
         stop = min(max(fits, start + 1), start + SLICE_SEGMENTS)
         parts.append(rows[start:stop])
         start = stop
@@ -51,14 +51,14 @@ def _rows(src: Addresses, dst: Addresses, nbytes: Addresses) -> Rows:
     return rows if smallest else rows[rows[:, 2] > 0]
 
 
-def _split_long(rows: Rows) -> Rows:
+def _split_long(rows: Rows, longest: int) -> Rows:
     """Cut segments that are longer than a slice."""
-    parts = -(-rows[:, 2] // SLICE_BYTES)
+    parts = -(-rows[:, 2] // longest)
     if int(parts.max()) == 1:
         return rows
     split = np.repeat(rows, parts, axis=0)
-    offset = (np.arange(len(split)) - np.repeat(np.cumsum(parts) - parts, parts)) * SLICE_BYTES
+    offset = (np.arange(len(split)) - np.repeat(np.cumsum(parts) - parts, parts)) * longest
     split[:, 0] += offset
     split[:, 1] += offset
-    split[:, 2] = np.minimum(split[:, 2] - offset, SLICE_BYTES)
+    split[:, 2] = np.minimum(split[:, 2] - offset, longest)
     return split

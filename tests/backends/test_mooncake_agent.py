@@ -141,7 +141,7 @@ def test_block_lists_are_planned_and_blocks_that_the_peer_does_not_want_stay(joi
 
 
 def test_progress_is_told_until_a_transfer_is_over(join):
-    source, target = (np.zeros(96 * MIB, dtype=np.uint8) for _ in range(2))
+    source, target = (np.zeros(192 * MIB, dtype=np.uint8) for _ in range(2))
     writer, peer = join(source, target)
     transfer = writer.submit(peer, *_whole(source, target))
     seen = {writer.progress_bytes(transfer)}
@@ -149,7 +149,7 @@ def test_progress_is_told_until_a_transfer_is_over(join):
         seen.add(writer.progress_bytes(transfer))
         time.sleep(1e-3)
     assert completions[0].ok
-    assert seen <= {0, 32 * MIB, 64 * MIB, 96 * MIB}
+    assert seen <= {0, 64 * MIB, 128 * MIB, 192 * MIB}
     assert len(seen) > 1
     assert writer.progress_bytes(transfer) is None
     assert not writer.cancel(transfer)
