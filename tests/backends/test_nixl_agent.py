@@ -190,10 +190,7 @@ def test_an_agent_for_loopback_only_listens_nowhere_else(pair):
 def test_the_thread_that_connects_gets_the_context_of_the_agents_device(monkeypatch):
     entered = []
     monkeypatch.setattr("torch.cuda.set_device", entered.append)
-    options = {LOOPBACK_ONLY: True}
     agents = [
-        NixlAgent(AgentSpec("NIXL", name, device, options=options)) for name, device in (("gpu", "cuda:0"), ("host", "cpu"))
-    ]
         NixlAgent(AgentSpec("NIXL", name, device, options={LOOPBACK_ONLY: True}))
         for name, device in (("gpu", "cuda:0"), ("host", "cpu"))
     ]
