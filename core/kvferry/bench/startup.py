@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 BASELINE = "import pydantic, pluggy"
-HEAVY = ("torch", "nixl", "transformers", "mooncake", "mpi4py", "ucxx")
+HEAVY = ("torch", "nixl", "transformers", "mooncake", "mpi4py", "ucxx", "kvferry_native", "matplotlib")
 """Modules that no light verb may import."""
 
 _VERB = "import sys; from kvferry.cli.main import main; main({arguments!r}, standalone_mode=False)"
