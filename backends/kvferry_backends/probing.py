@@ -38,12 +38,5 @@ def native_problems(transport: str) -> list[ProbeProblem]:
     if missing is None:
         what, fix = f"kvferry-native has no transport {transport}", "install kvferry-native again"
         return [ProbeProblem(what=f"{what}: no CPP on this backend", fix=fix)]
-    return [ProbeProblem(what=f"CPP cannot use this backend: it lacks {missing}", fix="")] if missing else []
-
-
-def library_findings(module: str, *, distributions: Iterable[str]) -> ProbeReport:
-    """Report what is installed without starting it: for a probe that is not written yet."""
-    missing = not_installed((module,), f"install {' or '.join(distributions)}")
-    if missing is not None:
-        return missing
-    return ProbeReport(usable=True, library=installed_version(*distributions), transports=[], problems=[])
+    lacks, _, install = missing.partition(": ")
+    return [ProbeProblem(what=f"CPP cannot use this backend: it lacks {lacks}", fix=install)] if missing else []

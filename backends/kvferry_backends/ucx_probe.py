@@ -40,14 +40,14 @@ def probe() -> ProbeReport:
     if problem is not None:
         return ProbeReport(usable=False, library=version, transports=[], problems=[problem, *complaints()])
     transports = sorted(set(_transports(library, context)))
-    problems = [*_unreachable(transports), *native_problems("ucx")]
     worker = _make_worker(library)
+    reasons = [*([worker] if worker else []), *_unreachable(transports), *native_problems("ucx")]
     return ProbeReport(
-        usable=worker is None and not _unreachable(transports),
+        usable=not reasons,
         library=version,
         transports=transports,
         memory=list(_memory(library, context)),
-        problems=[*([worker] if worker else []), *problems, *complaints()],
+        problems=[*reasons, *complaints()],
     )
 
 

@@ -72,6 +72,7 @@ def test_two_copies_of_ucx_in_one_process_are_seen_where_they_are_loaded(probe, 
         ("SYSEXIT", "its probe called sys.exit('enough')"),
         ("THROW", "its probe raised RuntimeError: no such device ← OSError: ENODEV"),
         ("MISSHAPEN", "its probe answered ['usable'], and a ProbeReport is a mapping"),
+        ("NO_LIST", "its probe answered no ProbeReport: 'transports' is {<object"),
         ("NO_JSON", "which is no JSON"),
     ],
 )

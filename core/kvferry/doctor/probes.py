@@ -85,7 +85,9 @@ def probe_here(function: str) -> dict[str, Any]:
     """Call a probe in this process, and look at which copies of UCX that has loaded."""
     import pkgutil
 
-    return {"report": pkgutil.resolve_name(function)(), "ucx_copies": loaded_copies()}
+    report = pkgutil.resolve_name(function)()
+    failure = _misshapen(report)
+    return {"report": None if failure else report, "failure": failure, "ucx_copies": loaded_copies()}
 
 
 def import_here(*modules: str) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def import_here(*modules: str) -> dict[str, Any]:
     for module in modules:
         importlib.import_module(module)
     report = {"usable": True, "library": ", ".join(modules), "transports": [], "problems": []}
-    return {"report": report, "ucx_copies": loaded_copies()}
+    return {"report": report, "failure": None, "ucx_copies": loaded_copies()}
 
 
 # --- what came of it --------------------------------------------------------------------------------------------
@@ -138,9 +140,8 @@ def _probed(each: Probed, ending: Ending) -> Probed:
     known: Mapping[str, Any] = {"output": ending.output, "seconds": round(ending.seconds, 3)}
     if ending.failure is not None:
         return replace(each, failure=ending.failure, **known)
-    report, copies = ending.value["report"], tuple(ending.value["ucx_copies"])
-    failure = _misshapen(report)
-    return replace(each, report=None if failure else report, failure=failure, ucx_copies=copies, **known)
+    answer = {**ending.value, "ucx_copies": tuple(ending.value["ucx_copies"])}
+    return replace(each, **answer, **known)
 
 
 def _misshapen(value: Any) -> str | None:

@@ -67,11 +67,15 @@ def misshapen():
     return ["usable"]
 
 
-def no_json():
+def no_list():
     return {**FINE, "transports": {object()}}
 
 
-PROBES = (fine, half, unusable, two_copies, crash, hang, chatter, leave, sysexit, throw, misshapen, no_json)
+def no_json():
+    return {**FINE, "transports": [object()]}
+
+
+PROBES = (fine, half, unusable, two_copies, crash, hang, chatter, leave, sysexit, throw, misshapen, no_list, no_json)
 
 
 @hookimpl
