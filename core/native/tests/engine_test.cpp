@@ -1,6 +1,10 @@
 // The engine over the in-process transport; built plain and under ThreadSanitizer.
 #include "core/engine.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
 #include <numeric>
 
 #include "check.hpp"
@@ -19,7 +23,7 @@ struct Side {
     std::vector<std::uint8_t> memory;
     Engine engine;
 
-    explicit Side(EngineOptions options = {}) : memory(kBytes), engine(inprocess(), options) {
+    explicit Side(const EngineOptions &options = {}) : memory(kBytes), engine(inprocess(), options) {
         engine.register_memory({{address(), kBytes, KVFERRY_CPU, 0}});
     }
 
@@ -129,6 +133,36 @@ void small_blocks_are_gathered(std::uint64_t staging_bytes) {
     }
 }
 
+// A file in memory that cannot shrink, as our pools are.
+struct SharedMemory {
+    FileDescriptor file{static_cast<int>(::syscall(SYS_memfd_create, "test", MFD_ALLOW_SEALING))};
+    std::uint8_t *bytes = nullptr;
+
+    SharedMemory() {
+        CHECK(::ftruncate(file.get(), kBytes) == 0 && ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+        bytes = static_cast<std::uint8_t *>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0));
+        CHECK(bytes != MAP_FAILED);
+    }
+    ~SharedMemory() { ::munmap(bytes, kBytes); }
+};
+
+// The transport would refuse every post: what arrives was copied.
+void shared_memory_is_copied_to_by_all_lanes() {
+    const SharedMemory shared;
+    Side from(small_pieces({{"fail_every", "1"}}, 2));
+    Engine to(inprocess(), {});
+    const auto address = reinterpret_cast<std::uint64_t>(shared.bytes);
+    to.register_memory({{address, kBytes, KVFERRY_CPU, 0}});
+    from.fill();
+    const FileDescriptor self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+    const PeerId peer = from.engine.connect(to.descriptor(), FileDescriptor(::dup(self.get())));
+    CHECK(from.engine.maps(peer));
+    const auto end = from.wait(from.engine.submit(peer, {{from.address() + 3, address + 5, kBytes - 9}}));
+    CHECK(end.ok && end.nbytes == kBytes - 9);
+    CHECK(std::equal(shared.bytes + 5, shared.bytes + kBytes - 4, from.memory.begin() + 3));
+    CHECK(shared.bytes[4] == 0 && shared.bytes[kBytes - 4] == 0);
+}
+
 void what_is_not_registered_is_refused() {
     Side from, to;
     const PeerId peer = meet(from, to);
@@ -233,6 +267,7 @@ int main() {
     block_lists_arrive(1 << 20);
     small_blocks_are_gathered(1 << 20);
     small_blocks_are_gathered(4096);
+    shared_memory_is_copied_to_by_all_lanes();
     what_is_not_registered_is_refused();
     failures_end_a_transfer_once();
     cancellation_ends_once_nothing_is_in_flight();
