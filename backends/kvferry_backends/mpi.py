@@ -19,7 +19,7 @@ _BACKEND = TransferBackend(
     launcher="kvferry_backends.mpi_launch:launch",
 )
 
-_SETTINGS = {
+SETTINGS = {
     # Nothing of UCX or libfabric: they would listen, and UCX's own transports tolerate no failure.
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_osc": "^ucx",
@@ -28,7 +28,11 @@ _SETTINGS = {
     "OMPI_MCA_smsc": "^cma",
     "OMPI_MCA_btl_sm_max_send_size": str(256 << 10),
 }
-_ON_LOOPBACK = {"OMPI_MCA_btl": "self,sm"}
+"""What Open MPI is told, where the operator has told it nothing else."""
+
+ON_LOOPBACK = {"OMPI_MCA_btl": "self,sm"}
+"""The same, where no peer is beyond loopback."""
+
 _TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 _log = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
 
     spec, on_loopback = take_loopback_option(spec)
     # MPI reads no other place that is ours; what the operator set there stands.
-    for key, value in {**_SETTINGS, **(_ON_LOOPBACK if on_loopback else {})}.items():
+    for key, value in {**SETTINGS, **(ON_LOOPBACK if on_loopback else {})}.items():
         os.environ.setdefault(key, value)
     agent = NativeAgent(spec, "mpi")
     if os.environ.get(_TOLERANCE) != "1":

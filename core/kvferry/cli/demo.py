@@ -76,7 +76,15 @@ def demo(
     from kvferry.demo.report import plain_results, print_results
     from kvferry.demo.run import DemoOptions, run_demo
 
-    options = DemoOptions(settings, folder, prompts or DEFAULT_PROMPTS, max_tokens, prefill_chunk, _plugin_arguments())
+    options = DemoOptions(
+        settings=settings,
+        backend=plan.backend or "",
+        folder=folder,
+        prompts=prompts or DEFAULT_PROMPTS,
+        max_tokens=max_tokens,
+        prefill_chunk=prefill_chunk,
+        plugin_arguments=_plugin_arguments(),
+    )
     results = run_demo(options, registry, _speaker(quiet=as_json))
     equal = all(result.equal for result in results)
     if as_json:

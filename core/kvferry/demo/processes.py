@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from kvferry.launch.process import Process, describe_status
+from kvferry.launch.together import Launcher, Order, World
 from kvferry_plugins.errors import KvferryError
 
 READY_SECONDS = 600.0
@@ -30,28 +32,37 @@ class WorkerFailedError(KvferryError):
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """One ``kvferry worker``; a context manager that ends it."""
+    """One ``kvferry worker``; a context manager that starts it, unless that was done, and ends it."""
 
     name: str
     arguments: Sequence[str]
     on_progress: Callable[[str], None]
     http: str = ""
-    _process: "subprocess.Popen[str] | None" = None
+    _process: Process | None = None
+    _failure: WorkerFailedError | None = None
     _output: "queue.SimpleQueue[str | None]" = field(default_factory=queue.SimpleQueue)
     _last_lines: "deque[str]" = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     _readers: list[threading.Thread] = field(default_factory=list)
     _told_to_end: bool = False
 
+    @property
+    def command(self) -> list[str]:
+        """Its command line."""
+        return [sys.executable, "-m", "kvferry", "worker", *self.arguments, "--json"]
+
+    def attach(self, process: Process) -> None:
+        """Take a process that somebody else has started with ``command``, its output and errors piped."""
+        self._process = process
+
     def __enter__(self) -> "WorkerProcess":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvferry", "worker", *self.arguments, "--json"],
+        self._process = self._process or subprocess.Popen(
+            self.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             start_new_session=True,  # Ctrl-C is ours to pass on
             preexec_fn=_end_with_parent,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env=worker_environ(),
         )
         self._read(self._process.stdout, self._output.put, lambda: self._output.put(None))
         self._read(self._process.stderr, self._hear, lambda: None)
@@ -84,7 +95,20 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Wait for its ready line. Raises WorkerFailedError."""
+        """Wait for its ready line. Raises WorkerFailedError, and the same again when asked again."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._wait_ready()
+        except WorkerFailedError as error:
+            self._failure = error
+            raise
+
+    def runs_as(self, process: Process | None) -> bool:
+        """Whether this is that process."""
+        return process is not None and self._process is process
+
+    def _wait_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         lines: list[str] = []
         while True:
@@ -107,7 +131,7 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process that is ending has its status in a moment
             self._process.wait(0.5)
         status = self._process.poll()
-        ended = f" (it ended with {_describe(status)})" if status is not None else ""
+        ended = f" (it ended with {describe_status(status)})" if status is not None else ""
         quoted = "".join(f"\n  | {line}" for line in self._last_lines) or " nothing"
         return WorkerFailedError(f"the {self.name} worker {what}{ended}; its last lines on stderr:{quoted}")
 
@@ -128,12 +152,12 @@ class WorkerProcess:
         else:
             self._last_lines.append(line)
 
-    def _read(self, stream: "IO[str] | None", on_line: Callable[[str], None], at_end: Callable[[], None]) -> None:
+    def _read(self, stream: "IO[bytes] | None", on_line: Callable[[str], None], at_end: Callable[[], None]) -> None:
         def read() -> None:
             assert stream is not None
             with stream:
                 for line in stream:
-                    on_line(line)
+                    on_line(line.decode("utf-8", "replace"))
             at_end()
 
         reader = threading.Thread(target=read, daemon=True, name=f"{self.name}-output")
@@ -147,5 +171,47 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _describe(status: int) -> str:
-    return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+def worker_environ() -> dict[str, str]:
+    """The environment of a worker."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def started(workers: Sequence[WorkerProcess], launcher: Launcher | None) -> Iterator[Callable[[], None]]:
+    """Start workers, as one world by a backend's launcher, or else each on its own; end them at the same time.
+
+    Yields:
+        What waits until all of them are ready; raises WorkerFailedError for the one that failed.
+
+    Raises:
+        LaunchError: the launcher did not start them.
+    """
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(_world(workers, launcher)) if launcher is not None else None
+        for worker in workers:
+            stack.enter_context(worker)
+        for worker in workers:
+            stack.callback(worker.terminate)
+        yield lambda: _wait_ready(workers, world)
+
+
+def _world(workers: Sequence[WorkerProcess], launcher: Launcher) -> World:
+    world = World(launcher, [Order(worker.name, worker.command) for worker in workers], worker_environ())
+    for worker, process in zip(workers, world.processes, strict=True):
+        worker.attach(process)
+    return world
+
+
+def _wait_ready(workers: Sequence[WorkerProcess], world: World | None) -> None:
+    try:
+        for worker in workers:
+            worker.wait_ready()
+    except WorkerFailedError:
+        for worker in workers:
+            # The others waited for this one, and ended with it.
+            if world is not None and worker.runs_as(world.first_to_end):
+                worker.wait_ready()
+        raise
+    if world is not None:
+        for process in world.processes:
+            world.ready(process)

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kvferry.demo.processes import WorkerProcess
+from kvferry.demo.processes import WorkerProcess, started
 from kvferry.demo.progress import progress_view
 from kvferry.demo.reference import Reference, reference_engine
 from kvferry.demo.report import Compared
 from kvferry.demo.router import ask
+from kvferry.launch.together import launcher_of
 from kvferry.registry.door import Registry
 from kvferry_plugins.types import Role
 
@@ -26,6 +27,8 @@ class DemoOptions:
 
     settings: dict[str, Any]
     """The engine configuration of both workers."""
+    backend: str
+    """Effective: how the workers are started is its say."""
     folder: Path
     """The checkpoint, converted already."""
     prompts: tuple[str, ...]
@@ -89,12 +92,11 @@ def _running(options: DemoOptions, registry: Registry) -> Iterator[tuple[WorkerP
         config = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-demo-"))) / CONFIG_NAME
         config.write_text(_yaml(options.settings))
         with progress_view() as view:
-            context, generation = (
-                stack.enter_context(WorkerProcess(role.value, _arguments(role, config, options), view.say))
+            workers = [
+                WorkerProcess(role.value, _arguments(role, config, options), view.say)
                 for role in (Role.CONTEXT, Role.GENERATION)
-            )
-            for worker in (context, generation):
-                stack.callback(worker.terminate)
+            ]
+            wait_ready = stack.enter_context(started(workers, launcher_of(options.backend, registry)))
             reference = stack.enter_context(
                 reference_engine(
                     options.settings,
@@ -104,8 +106,8 @@ def _running(options: DemoOptions, registry: Registry) -> Iterator[tuple[WorkerP
                     progress=view.stage,
                 )
             )
-            for worker in (context, generation):
-                worker.wait_ready()
+            wait_ready()
+        context, generation = workers
         yield context, generation, reference
 
 

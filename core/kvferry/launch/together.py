@@ -140,6 +140,8 @@ class World:
         self.processes: list[AttachedProcess] = []
         self._not_ready = {order.name for order in orders}
         self._stopping = False
+        self.first_to_end: AttachedProcess | None = None
+        """Whoever ended first, other than by our own doing: the others may have ended for that reason."""
         self._readers: list[threading.Thread] = []
         with contextlib.ExitStack() as stack:
             self._errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
@@ -200,6 +202,8 @@ class World:
             line = lines.readline()
         # No word of its end: the launcher killed the one who would have told us.
         status = int(json.loads(line)["status"]) if line else -signal.SIGKILL
+        if not self._stopping:
+            self.first_to_end = self.first_to_end or process
         process.end(status)
         if self._stopping:
             return
