@@ -1,11 +1,18 @@
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
-from faults.harness import Cast
+from faults.harness import PAIRINGS, Cast
+
+
+@pytest.fixture(scope="session", params=PAIRINGS, ids=str)
+def company(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
+    """Of every pairing the workers that outlive a test."""
+    cast = Cast(request.param, tmp_path_factory.mktemp("settings"))
+    yield cast
+    cast.close()
 
 
 @pytest.fixture
-def cast() -> Iterator[Cast]:
-    with ExitStack() as stack:
-        yield Cast(stack)
+def cast(company: Cast) -> Iterator[Cast]:
+    with company.act():
+        yield company

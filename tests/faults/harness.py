@@ -4,12 +4,16 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import Any
 
-from kvferry.bench.processes import Child
+import pytest
+
+from kvferry.bench.processes import Child, ChildError
 
 ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "1"))
 """Rounds of each scenario: `make faults` runs 20."""
@@ -21,12 +25,11 @@ TRANSFER_SECONDS = 1.5
 ADMISSION_SECONDS = 2.0
 BLOCKS = 4096
 BLOCK_BYTES = 64 << 10
+POOL_BLOCKS = BLOCKS + 512
 LOST = ("PeerLostError", "TransferTimeoutError")
 """What a survivor may report."""
 
 CONFIG = {
-    "backend": "NIXL",
-    "transceiver_runtime": "PYTHON",
     "kv_transfer_timeout_ms": int(TRANSFER_SECONDS * 1000),
     "kv_transfer_admission_timeout_ms": int(ADMISSION_SECONDS * 1000),
     "kv_transfer_poll_interval_ms": 500,
@@ -34,24 +37,105 @@ CONFIG = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
+class Pairing:
+    """What both workers of a pair run on."""
+
+    runtime: str
+    backend: str
+    way: str = ""
+    """Where a backend has several ways to the same machine's memory, the one that ``environ`` leaves."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.runtime, self.backend, self.way)))
+
+
+PAIRINGS = (
+    Pairing("PYTHON", "NIXL"),
+    Pairing("CPP", "NIXL"),
+    Pairing("CPP", "UCX"),
+)
+"""Every declared pair whose workers are processes of their own; MPI's are one world (``test_mpi_world.py``)."""
+
+OVER_TCP = (
+    Pairing("PYTHON", "NIXL", "TCP", {"UCX_TLS": "tcp,self"}),
+    Pairing("CPP", "NIXL", "TCP", {"UCX_TLS": "tcp,self"}),
+    Pairing("CPP", "UCX", "TCP", {"UCX_TLS": "tcp,self"}),
+)
+"""Bytes that are in no process but in a socket when a writer dies: for what happens during a write."""
+
+over_tcp = pytest.mark.parametrize("company", OVER_TCP, indirect=True, ids=str, scope="session")
+
+
 class Cast:
-    """Worker processes of one test, all ended with it; those of one role are alike."""
+    """The worker processes of one pairing: two that last from test to test, and those that a test ends."""
 
-    stack: ExitStack
-    requests: int = 0
-    pools: dict[int, int] = field(default_factory=dict)
+    def __init__(self, pairing: Pairing, settings: Path) -> None:
+        self._pairing = pairing
+        self._environ = {**pairing.environ, "XDG_CONFIG_HOME": str(settings), "XDG_STATE_HOME": str(settings)}
+        self._lasting: dict[str, Child] = {}
+        self._passing: list[Child] = []
+        self._requests = count(1)
 
-    def start(self, role: str, *, blocks: int = BLOCKS + 512, **config: Any) -> Child:
-        options = {"role": role, "blocks": blocks, "block_bytes": BLOCK_BYTES, "config": {**CONFIG, **config}}
-        worker = Child("kvferry.bench.peer", [json.dumps(options)], name=f"{role} worker")
-        self.stack.callback(worker.close)
+    def start(self, role: str, *, blocks: int = POOL_BLOCKS, **config: Any) -> Child:
+        """Start a worker that lasts until the test's end at most."""
+        options = {
+            "role": role,
+            "blocks": blocks,
+            "block_bytes": BLOCK_BYTES,
+            "config": {
+                "backend": self._pairing.backend,
+                "transceiver_runtime": self._pairing.runtime,
+                **CONFIG,
+                **config,
+            },
+        }
+        environ = {**os.environ, **self._environ}
+        worker = Child("kvferry.bench.peer", [json.dumps(options)], environ=environ, name=f"{role} worker")
+        self._passing.append(worker)
         assert worker.answer(timeout=60)["ready"]
         return worker
 
+    def lasting(self, role: str) -> Child:
+        """The worker of a role that survives: the same in every test, which leaves it as it found it."""
+        if role not in self._lasting:
+            self._lasting[role] = self.start(role)
+            self._passing.remove(self._lasting[role])
+        return self._lasting[role]
+
     def next_request(self) -> int:
-        self.requests += 1
-        return self.requests
+        return next(self._requests)
+
+    @contextmanager
+    def act(self) -> Iterator["Cast"]:
+        """One test: at its end its own workers end, and lasting ones that it did not leave whole."""
+        try:
+            yield self
+        finally:
+            _close(self._passing)
+            for role, worker in list(self._lasting.items()):
+                if not _is_whole(worker):
+                    _close([self._lasting.pop(role)])
+
+    def close(self) -> None:
+        """End all that last."""
+        _close(list(self._lasting.values()))
+
+
+def _close(workers: list[Child]) -> None:
+    while workers:
+        worker = workers.pop()
+        with suppress(ProcessLookupError):
+            worker.signal(signal.SIGCONT)
+        worker.close()
+
+
+def _is_whole(worker: Child) -> bool:
+    with suppress(ChildError):
+        statistics = worker.ask("statistics", timeout=5)
+        return is_drained(worker) and statistics["free"] == statistics["total"]
+    return False
 
 
 def kill(worker: Child) -> None:
@@ -64,7 +148,7 @@ def until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.01)
+        time.sleep(0.001)
 
 
 def end_of(worker: Child, request: int, *, seconds: float) -> dict[str, Any]:
@@ -78,7 +162,7 @@ def end_of(worker: Child, request: int, *, seconds: float) -> dict[str, Any]:
 
 
 def is_drained(worker: Child) -> bool:
-    ledger = worker.ask("status")["ledger"]
+    ledger = worker.ask("status", timeout=5)["ledger"]
     return not ledger["entries"]
 
 
@@ -105,20 +189,33 @@ def hand_over(cast: Cast, context: Child, generation: Child, *, blocks: int = 64
     return request
 
 
-def survives(cast: Cast, survivor: Child, context: Child, generation: Child, *, free_before: int) -> None:
+def survives(cast: Cast, survivor: Child, context: Child, generation: Child) -> None:
     """One of the two, which lost a peer, keeps serving; its ledger drains, and no block is missing."""
     until(lambda: is_drained(survivor), seconds=10, what="an empty ledger")
     generation.ask("free", request=hand_over(cast, context, generation))
     until(lambda: is_drained(survivor), seconds=5, what="an empty ledger")
-    assert survivor.ask("statistics")["free"] == free_before
+    statistics = survivor.ask("statistics")
+    assert statistics["free"] == statistics["total"]
+
+
+def session_of(context: Child, request: int) -> dict[str, Any] | None:
+    """What a context worker says of a request that is not over."""
+    sessions = context.ask("status")["sends"]
+    return next((dict(session) for session in sessions if session["request_id"] == request), None)
+
+
+def is_partial(context: Child, request: int) -> bool:
+    """Whether some but not all bytes of a request are known to be complete."""
+    session = session_of(context, request)
+    return session is not None and 0 < session["bytes_done"] < session["bytes_expected"]
 
 
 def wait_for_partial(context: Child, request: int) -> bool:
-    """Wait until some but not all pieces of a request are complete; False if it ended without being seen so."""
+    """Wait until some but not all bytes of a request are complete; False if it ended without being seen so."""
+    until(lambda: session_of(context, request) is not None, seconds=10, what="a session")
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        sessions = {session["request_id"]: session for session in context.ask("status")["sends"]}
-        session = sessions.get(request)
+        session = session_of(context, request)
         if session is None:
             return False
         if 0 < session["bytes_done"] < session["bytes_expected"]:
