@@ -9,17 +9,19 @@ from kvferry.bench.gil import PLACES
 from kvferry.bench.gil import Measurement as GilMeasurement
 from kvferry.bench.measurement import PARTS, Measurement, Series, labelled
 
+_LOG_WIDTH = 132
+
 
 def print_transfers(measurements: Sequence[Measurement]) -> None:
     """Print throughputs, where the time goes, and single blocks: for each measurement in turn."""
-    console = Console()
+    console = _console()
     for found in measurements:
         console.print(_throughputs(found), _parts(found), _one_block(found), "")
 
 
 def _throughputs(found: Measurement) -> Table:
     plan = found.plan
-    ratios = ("÷ best raw", "÷ memcpy", *(f"÷ raw {name}" for name in found.against))
+    ratios = ("÷ best raw", "÷ memcpy", *(f"÷ {name}" for name in found.against))
     title = f"{plan.pairing}: {_size(plan.nbytes)} in {plan.blocks:,} × {_size(plan.block_bytes)}"
     table = Table("way", "median ms", "GB/s", *ratios, title=title)
     for label, series in labelled(found):
@@ -58,6 +60,12 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / unit:g} {name}"
 
 
+def _console() -> Console:
+    """Where nobody watches, lines are as long as the tables need."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_LOG_WIDTH)
+
+
 def print_gil(measurements: Sequence[GilMeasurement]) -> None:
     """Print throughputs by where the spinner was, and their ratio."""
     title = "a Python thread spins in the sender's process, or in another one"
@@ -68,4 +76,4 @@ def print_gil(measurements: Sequence[GilMeasurement]) -> None:
         for kind, what in (("stream", in_flight), ("single", "one at a time")):
             rates = (f"{found.rate(kind, place):.2f}" for place in PLACES)
             table.add_row(str(plan.pairing), what, *rates, f"{found.ratio(kind):.2f}")
-    Console().print(table)
+    _console().print(table)
