@@ -134,6 +134,9 @@ class NativeAgent(BlockTransferAgent):
         self._peer(peer)
         return self._engine.maps(peer)
 
+    def route(self, peer: PeerId) -> str:
+        return "shared memory" if self.maps(peer) else self.library
+
     def disconnect(self, peer: PeerId) -> None:
         found = self._peers.pop(peer, None)
         if found is None or self._closed:

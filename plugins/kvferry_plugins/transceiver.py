@@ -91,6 +91,10 @@ class TransferAgent(ABC):
     def poll(self) -> list[Completion]:
         """Make progress, as writer and as target; never block. Each submitted transfer is reported once."""
 
+    def route(self, peer: PeerId) -> str:
+        """How writes to a peer go, for people: the library, or what is faster and possible with this peer."""
+        return self.library
+
     def set_active(self, active: bool) -> None:  # noqa: B027 -- optional: most agents progress by ``poll`` alone
         """Hear that a peer may write here from now on (its POSTING), or that none does any more (the last DONE)."""
 

@@ -64,6 +64,10 @@ class TimedAgent(TransferAgent):
             self._last_completion = time.monotonic()
         return completions
 
+    def route(self, peer: PeerId) -> str:
+        """Hand on."""
+        return self._agent.route(peer)
+
     def set_active(self, active: bool) -> None:
         """Hand on."""
         self._agent.set_active(active)

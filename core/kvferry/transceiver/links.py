@@ -44,6 +44,8 @@ class Link:
     instance: str = ""
     incarnation: int = 0
     peer: PeerId | None = None
+    route: str = ""
+    """How our writes to it go."""
     layout: KvLayout | None = None
     error: KvferryError | None = None
     silent: bool = False
@@ -205,6 +207,7 @@ class Links:
             layout = from_wire(hello.layout)
             self._require_same_geometry(link, layout)
             link.peer = self._connect_agent(link, hello.descriptor)
+            link.route = self._shared.agent.route(link.peer)
         except MalformedMessageError as error:
             self.ignore(link.address, str(error))
             return
@@ -313,6 +316,7 @@ class Links:
                 "address": str(link.address),
                 "state": "silent" if link.silent else link.state.value,
                 "heard_seconds_ago": round(now - link.heard, 3),
+                "route": link.route,
                 "warnings": link.warnings,
             }
             for link in self
