@@ -16,7 +16,7 @@ from kvferry_plugins.errors import BackendUnavailableError
 
 INSTALL: Final = "pip install mooncake-transfer-engine-non-cuda"
 INSTALL_CUDA: Final = "pip install mooncake-transfer-engine"
-SYSTEM_LIBRARIES: Final = "apt-get install -y libibverbs1 librdmacm1 libnuma1"
+SYSTEM_LIBRARIES: Final = "apt-get install -y libibverbs1 librdmacm1 libnuma1 libcurl4"
 
 DISTRIBUTIONS: Final = (
     "mooncake-transfer-engine-non-cuda",

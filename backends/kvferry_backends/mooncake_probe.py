@@ -36,8 +36,9 @@ def probe() -> ProbeReport:
 
 
 def _fix(error: BackendUnavailableError) -> str:
-    lacks_library = isinstance(error.__cause__, ImportError) and ".so" in str(error.__cause__)
-    return SYSTEM_LIBRARIES if lacks_library else str(error).rpartition("; ")[2]
+    if isinstance(error.__cause__, ImportError):
+        return SYSTEM_LIBRARIES if ".so" in str(error.__cause__) else INSTALL
+    return str(error).rpartition("; ")[2]
 
 
 def _problems(started: StartedEngine) -> list[ProbeProblem]:

@@ -1,13 +1,17 @@
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from faults.listening import listeners
 
+from kvferry_backends.agent_descriptor import decode, encode
 from kvferry_backends.mooncake_agent import MooncakeAgent
 from kvferry_plugins.errors import BackendUnavailableError, TransferError
 from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
@@ -112,7 +116,9 @@ def test_connecting_twice_gives_the_same_peer_and_reconnecting_works(pair):
 
 def test_an_agent_for_loopback_only_takes_no_connection_from_another_device(pair):
     for side in pair:
-        assert side.ask("devices") == ["lo", "lo"]
+        found = listeners(side.process.pid)
+        assert len(found) == 2
+        assert all(listener.is_kept_to_loopback for listener in found), found
 
 
 def test_nothing_is_said_on_stdout_and_a_start_is_silent(script):
@@ -156,13 +162,12 @@ def test_progress_is_told_until_a_transfer_is_over(join):
 
 
 def test_a_cancelled_transfer_ends_with_its_reason_and_writes_nothing_after_its_end(join):
-    source, target = (np.zeros(256 * MIB, dtype=np.uint8) for _ in range(2))
+    source, target = (np.zeros(512 * MIB, dtype=np.uint8) for _ in range(2))
     source[:] = 1
     writer, peer = join(source, target)
     transfer = writer.submit(peer, *_whole(source, target))
-    while not writer.progress_bytes(transfer):
-        assert not writer.poll()
-        time.sleep(1e-3)
+    while not target[0]:
+        time.sleep(1e-4)
     assert writer.cancel(transfer, "no longer wanted")
     completion = _wait(writer, transfer)
     assert (completion.ok, completion.error) == (False, "no longer wanted")
@@ -216,6 +221,22 @@ def test_a_descriptor_that_is_not_one_of_ours_is_refused(agent, other, spoil):
         agent.connect(spoil(other.local_descriptor()))
 
 
+def test_a_process_that_comes_to_the_port_of_a_former_one_is_not_taken_for_it(agents, join):
+    source, target = (np.zeros(64 << 10, dtype=np.uint8) for _ in range(2))
+    source[:] = 1
+    writer, former = join(source, target)
+    transfer = writer.submit(former, *_whole(source, target))
+    assert _wait(writer, transfer).ok
+    later = msgspec.structs.replace(decode(agents[1].local_descriptor(), "mooncake"), key=bytes(16), name="later")
+    peer = writer.connect(encode(later))
+    assert peer != former
+    target[:] = 0
+    assert _wait(writer, writer.submit(peer, *_whole(source, target))).ok
+    assert target.all()
+    segments = [writer._peers[each].poster._segment for each in (former, peer)]
+    assert segments[0].replace("127.0.0.1:", "127.0.0.2:") == segments[1]
+
+
 def test_an_agent_is_not_its_own_peer(agent):
     with pytest.raises(TransferError, match="its own peer"):
         agent.connect(agent.local_descriptor())
@@ -251,6 +272,39 @@ def test_ports_that_are_all_taken_are_an_error_that_names_them(monkeypatch):
         listener.close()
     assert "No valid port" in said
     assert "MC_MIN_RPC_PORT" in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "advice"),
+    [
+        ("raise ImportError('libibverbs.so.1: cannot open shared object file')", "apt-get install -y libibverbs1"),
+        ("import nowhere", "pip install mooncake-transfer-engine-non-cuda"),
+    ],
+)
+def test_a_library_that_does_not_load_is_an_error_and_a_finding_that_say_what_to_install(tmp_path, engine, advice):
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "__init__.py").touch()
+    (tmp_path / "mooncake" / "engine.py").write_text(engine)
+    script = (
+        "import json\n"
+        "from kvferry_backends.mooncake_library import load_mooncake\n"
+        "from kvferry_backends.mooncake_probe import probe\n"
+        "try: load_mooncake()\n"
+        "except Exception as error: print(json.dumps([type(error).__name__, str(error), probe()]))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, timeout=60).stdout
+    kind, message, report = json.loads(said)
+    assert kind == "BackendUnavailableError"
+    assert advice in message
+    assert not report["usable"]
+    assert report["problems"][0]["fix"].startswith(advice)
+
+
+def test_a_version_whose_writes_are_not_acknowledged_is_refused(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.3.9")
+    with pytest.raises(BackendUnavailableError, match=r"0\.3\.9 says .* install 0\.3\.13 or later"):
+        MooncakeAgent(SPEC)
 
 
 def test_acknowledgements_that_the_operator_turned_off_are_refused(monkeypatch):
