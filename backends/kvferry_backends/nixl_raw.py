@@ -11,11 +11,8 @@ them in one run, and are stopped in between: NIXL's progress thread would take a
 """
 
 import argparse
-import ctypes
 import json
-import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from kvferry_backends.nixl_library import make_agent
+from kvferry_backends.raw_processes import RawPair, end_with_parent, offsets_of, pattern
 from kvferry_plugins.errors import TransferError
 
 WAYS: Mapping[str, bool] = {"progress thread": True, "polled": False}
@@ -34,15 +32,12 @@ WAYS: Mapping[str, bool] = {"progress thread": True, "polled": False}
 _TARGET_PAUSE = 1e-4
 """Seconds between two polls of a target; one that spins takes a core from its writer, and is no faster."""
 
-_SEED = 1
-_PR_SET_PDEATHSIG = 1
-
 
 class _Side:
     """An agent, its buffer and its peer, in a process of its own."""
 
     def __init__(self, name: str, progress_thread: bool, nbytes: int, connection: Connection) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped orphan would stay for ever
+        end_with_parent()
         self.agent = make_agent(name, progress_thread=progress_thread, loopback_only=True)
         self.buffer = np.zeros(nbytes, dtype=np.uint8)
         self.agent.register_memory([(self.buffer.ctypes.data, nbytes, 0, "")], "DRAM")
@@ -77,7 +72,7 @@ class _Side:
 
 def _run_writer(connection: Connection, progress_thread: bool, nbytes: int, block_bytes: int) -> None:
     side = _Side("raw-writer", progress_thread, nbytes, connection)
-    side.buffer[:] = _pattern(nbytes)
+    side.buffer[:] = pattern(nbytes)
     start = np.zeros(1, dtype=np.int64)
     whole, block = side.handle(start, start, nbytes), side.handle(start, start, block_bytes)
     connection.send(side.seconds(whole))
@@ -93,11 +88,7 @@ def _run_writer(connection: Connection, progress_thread: bool, nbytes: int, bloc
 
 def _write_pieces(side: _Side, nbytes: int, pieces: int, seed: int | None) -> float:
     """Seconds of one write in equal pieces, in order or both sides shuffled, without its preparation."""
-    sources = destinations = np.arange(pieces, dtype=np.int64) * (nbytes // pieces)
-    if seed is not None:
-        generator = np.random.default_rng(seed)
-        sources, destinations = generator.permutation(sources), generator.permutation(destinations)
-    handle = side.handle(sources, destinations, nbytes // pieces)
+    handle = side.handle(*offsets_of(nbytes, pieces, seed), nbytes // pieces)
     seconds = side.seconds(handle)
     side.agent.release_xfer_handle(handle)
     return seconds
@@ -110,64 +101,15 @@ def _run_target(connection: Connection, progress_thread: bool, nbytes: int, _: i
             side.agent.get_new_notifs()
         if connection.recv() is None:
             return
-        connection.send(bool((side.buffer == _pattern(nbytes)).all()))
-
-
-def _pattern(nbytes: int) -> Any:
-    return np.random.default_rng(_SEED).integers(0, 256, nbytes, dtype=np.uint8)
-
-
-class _Pair:
-    """Writer and target of one way."""
-
-    def __init__(self, progress_thread: bool, nbytes: int, block_bytes: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._processes, self._connections = [], []
-        for run in (_run_writer, _run_target):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=run, args=(theirs, progress_thread, nbytes, block_bytes), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._connections.append(ours)
-        writer, target = self._connections
-        introductions = (writer.recv(), target.recv())
-        writer.send(introductions[1])
-        target.send(introductions[0])
-        writer.recv()
-        target.send("compare")
-        if not target.recv():
-            raise TransferError("a raw write over NIXL arrived wrong")
-        self._signal(signal.SIGSTOP)
-
-    def seconds(self, request: Mapping[str, Any]) -> float:
-        """Let the writer do what is asked, with both processes running only for so long."""
-        self._signal(signal.SIGCONT)
-        self._connections[0].send(request)
-        seconds = float(self._connections[0].recv())
-        self._signal(signal.SIGSTOP)
-        return seconds
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            os.kill(process.pid or 0, number)
-
-    def close(self) -> None:
-        """End both processes."""
-        self._signal(signal.SIGCONT)
-        for process, connection in zip(self._processes, self._connections, strict=True):
-            connection.send(None)
-            process.join(10)
-            if process.is_alive():
-                process.kill()
+        connection.send(bool((side.buffer == pattern(nbytes)).all()))
 
 
 @contextmanager
-def _pairs(nbytes: int, block_bytes: int) -> Iterator[dict[str, _Pair]]:
+def _pairs(nbytes: int, block_bytes: int) -> Iterator[dict[str, RawPair]]:
     with ExitStack() as stack:
         pairs = {}
         for way, progress_thread in WAYS.items():
-            pairs[way] = _Pair(progress_thread, nbytes, block_bytes)
+            pairs[way] = RawPair("NIXL", _run_writer, _run_target, progress_thread, nbytes, block_bytes)
             stack.callback(pairs[way].close)
         yield pairs
 
