@@ -240,8 +240,8 @@ class MooncakeAgent(BlockTransferAgent):
             self._memory.require(rows[:, 0], rows[:, 2])
             target.memory.require(rows[:, 1], rows[:, 2])
         transfer = MooncakeTransfer(TransferId(next(self._ids)), deque(parts))
-        self._transfers[transfer.id] = (transfer, target.poster)
         target.poster.add(transfer)
+        self._transfers[transfer.id] = (transfer, target.poster)
         return transfer.id
 
     def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":

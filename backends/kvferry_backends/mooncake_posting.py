@@ -4,6 +4,7 @@ Mooncake has no descriptor to wait on, and what waits inside it spins. So a thre
 something is in flight, and sleeps otherwise; Mooncake's own calls do not hold the GIL.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,7 +15,10 @@ from typing import Any, Final
 from kvferry_backends.process_identity import ProcessWatch
 from kvferry_backends.slicing import Rows
 from kvferry_backends.tcp_drain import Drain
+from kvferry_plugins.errors import TransferError
 from kvferry_plugins.transceiver import TransferId
+
+_log = logging.getLogger(__name__)
 
 SLICE_BYTES: Final = 64 << 20
 """Long, since each slice takes the GIL a few times: beside a Python thread that spins, 5 ms each."""
@@ -104,11 +108,14 @@ class Poster:
         self._ends = False
         self._is_abandoned = False
         self._thread: threading.Thread | None = None
+        self._broken: Exception | None = None
 
     # --- called by the agent's thread --------------------------------------------------------------------------
 
     def add(self, transfer: MooncakeTransfer) -> None:
-        """Take a transfer of which nothing is posted."""
+        """Take a transfer of which nothing is posted. Raises TransferError if the thread came to grief before."""
+        if self._broken is not None:
+            raise TransferError(f"nothing more is posted to {self._name}: {self._broken}") from self._broken
         with self._changed:
             self._transfers.append(transfer)
             if self._thread is None:
@@ -160,6 +167,14 @@ class Poster:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            _log.exception("what is in flight to %s stays in doubt", self._name)
+            self._broken = error
+        self._release()
+
+    def _serve(self) -> None:
         pause = SHORTEST_PAUSE
         while self._wait_for_work():
             posted = self._post()
@@ -171,7 +186,6 @@ class Poster:
                 self._wait_for_drain()
             elif time.monotonic() - asked < CONTENDED:
                 time.sleep(pause)
-        self._release()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False: there will be nothing more."""
