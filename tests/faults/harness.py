@@ -21,6 +21,7 @@ ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "1"))
 ATTEMPTS = 4 * ROUNDS + 12
 """A round that missed its moment does not count; so many may be tried for all of them."""
 
+ROLES = ("context", "generation")
 TRANSFER_SECONDS = 1.5
 ADMISSION_SECONDS = 2.0
 BLOCKS = 4096
@@ -69,30 +70,27 @@ over_tcp = pytest.mark.parametrize("company", OVER_TCP, indirect=True, ids=str, 
 
 
 class Cast:
-    """The worker processes of one pairing: two that last from test to test, and those that a test ends."""
+    """The worker processes of one pair: two that last from test to test, and those that a test ends.
 
-    def __init__(self, pairing: Pairing, settings: Path) -> None:
-        self._pairing = pairing
-        self._environ = {**pairing.environ, "XDG_CONFIG_HOME": str(settings), "XDG_STATE_HOME": str(settings)}
+    Args:
+        pairings: what the worker of each role runs on.
+        settings: a folder for their key, which all of them share.
+    """
+
+    def __init__(self, pairings: Mapping[str, Pairing], settings: Path) -> None:
+        self._pairings = pairings
+        self._environ = {"XDG_CONFIG_HOME": str(settings), "XDG_STATE_HOME": str(settings)}
         self._lasting: dict[str, Child] = {}
         self._passing: list[Child] = []
         self._requests = count(1)
 
-    def start(self, role: str, *, blocks: int = POOL_BLOCKS, **config: Any) -> Child:
+    def start(self, role: str, *, blocks: int = POOL_BLOCKS, block_bytes: int = BLOCK_BYTES, **config: Any) -> Child:
         """Start a worker that lasts until the test's end at most."""
-        options = {
-            "role": role,
-            "blocks": blocks,
-            "block_bytes": BLOCK_BYTES,
-            "config": {
-                "backend": self._pairing.backend,
-                "transceiver_runtime": self._pairing.runtime,
-                **CONFIG,
-                **config,
-            },
-        }
-        environ = {**os.environ, **self._environ}
-        worker = Child("kvferry.bench.peer", [json.dumps(options)], environ=environ, name=f"{role} worker")
+        pairing = self._pairings[role]
+        names = {"backend": pairing.backend, "transceiver_runtime": pairing.runtime}
+        options = {"role": role, "blocks": blocks, "block_bytes": block_bytes, "config": {**names, **CONFIG, **config}}
+        environ = {**os.environ, **self._environ, **pairing.environ}
+        worker = Child("kvferry.bench.peer", [json.dumps(options)], environ=environ, name=f"{role} worker on {pairing}")
         self._passing.append(worker)
         assert worker.answer(timeout=60)["ready"]
         return worker

@@ -1,92 +1,17 @@
-import signal
-import time
-
 import pytest
-from faults.harness import (
-    ADMISSION_SECONDS,
-    ATTEMPTS,
-    LOST,
-    ROUNDS,
-    TRANSFER_SECONDS,
-    Cast,
-    end_of,
-    is_partial,
-    kill,
-    over_tcp,
-    prepare,
-    survives,
-    wait_for_partial,
-)
-
-from kvferry.bench.processes import Child
-
-SURVIVOR_OF = {"context": "generation", "generation": "context"}
-
-
-def is_in_the_write(survivor: Child, victim: str, request: int) -> bool:
-    """Whether a kill met some bytes written and some not, as the survivor sees it."""
-    if victim == "generation":
-        return is_partial(survivor, request)
-    return bool(survivor.ask("wrong_blocks", request=request, seed=request)["wrong"])
-
-
-def allowed_seconds(victim: str, moment: str) -> float:
-    """From a death to the survivor's outcome: the clock that runs then, and a second."""
-    if victim == "generation":  # another attempt may come within the lease
-        return max(TRANSFER_SECONDS, ADMISSION_SECONDS) + 1
-    return {"before": ADMISSION_SECONDS, "during": TRANSFER_SECONDS, "after": 0}[moment] + 1
-
-
-def die(cast: Cast, victim: str, moment: str) -> bool:
-    """Kill a worker in the middle of a hand-off with one that must survive it; False if the moment was missed."""
-    dying, survivor = cast.start(victim), cast.lasting(SURVIVOR_OF[victim])
-    context, generation = (dying, survivor) if victim == "context" else (survivor, dying)
-    request, params = prepare(cast, context, generation)
-    generation.ask("receive", request=request, **params)
-    if moment != "before":
-        context.ask("respond", request=request)
-    in_time = moment != "during" or wait_for_partial(context, request)
-    if moment == "after":
-        assert end_of(generation, request, seconds=10)["outcome"] == "completed"
-    killed = time.monotonic()
-    dying.signal(signal.SIGKILL)
-    if moment == "during":
-        in_time = in_time and is_in_the_write(survivor, victim, request)
-    kill(dying)
-    if (victim, moment) == ("generation", "before"):
-        context.ask("respond", request=request)
-    if (victim, moment) == ("context", "after"):
-        assert generation.ask("wrong_blocks", request=request, seed=request)["wrong"] == 0
-    else:
-        outcome = end_of(survivor, request, seconds=allowed_seconds(victim, moment))
-        # after the write its acknowledgement may have died with the process
-        may_succeed = not in_time or moment == "after"
-        assert outcome["error"] in LOST or (may_succeed and outcome["outcome"] == "completed"), outcome
-        assert time.monotonic() - killed < allowed_seconds(victim, moment)
-    survivor.ask("free", request=request)
-    return in_time
-
-
-def run(cast: Cast, victim: str, moment: str) -> None:
-    context, generation = cast.lasting("context"), cast.lasting("generation")
-    counted = 0
-    for _ in range(ATTEMPTS):
-        counted += die(cast, victim, moment)
-        survives(cast, cast.lasting(SURVIVOR_OF[victim]), context, generation)
-        if counted == ROUNDS:
-            break
-    assert counted == ROUNDS, f"only {counted} rounds hit the moment {moment!r}"
+from faults.deaths import kill_and_survive
+from faults.harness import ROLES, Cast, over_tcp
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
-@pytest.mark.parametrize("victim", ["context", "generation"])
+@pytest.mark.parametrize("victim", ROLES)
 def test_a_worker_survives_the_death_of_its_peer(cast: Cast, victim: str, moment: str) -> None:
-    run(cast, victim, moment)
+    kill_and_survive(cast, victim, moment)
 
 
 @over_tcp
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("victim", ["context", "generation"])
+@pytest.mark.parametrize("victim", ROLES)
 def test_a_worker_survives_the_death_of_its_peer_whose_bytes_are_in_a_socket(cast: Cast, victim: str) -> None:
-    run(cast, victim, "during")
+    kill_and_survive(cast, victim, "during")
