@@ -40,31 +40,38 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Pairing:
-    """What both workers of a pair run on."""
+    """What both workers of a pair run on, and by which way their bytes go where there are several."""
 
     runtime: str
     backend: str
     way: str = ""
-    """Where a backend has several ways to the same machine's memory, the one that ``environ`` leaves."""
+    config: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.runtime, self.backend, self.way)))
 
 
+NOT_MAPPED = {"kv_transfer_shared_memory": False}
+SOCKETS = {"UCX_TLS": "tcp,self"}
+
 PAIRINGS = (
     Pairing("PYTHON", "NIXL"),
-    Pairing("CPP", "NIXL"),
-    Pairing("CPP", "UCX"),
+    Pairing("CPP", "NIXL", config=NOT_MAPPED),
+    Pairing("CPP", "UCX", config=NOT_MAPPED),
+    Pairing("CPP", "UCX", "MAPPED"),  # of the CPP runtime, whatever the backend
+    Pairing("CPP", "MOONCAKE", config=NOT_MAPPED),
 )
 """Every declared pair whose workers are processes of their own; MPI's are one world (``test_mpi_world.py``)."""
 
 OVER_TCP = (
-    Pairing("PYTHON", "NIXL", "TCP", {"UCX_TLS": "tcp,self"}),
-    Pairing("CPP", "NIXL", "TCP", {"UCX_TLS": "tcp,self"}),
-    Pairing("CPP", "UCX", "TCP", {"UCX_TLS": "tcp,self"}),
+    Pairing("PYTHON", "NIXL", "TCP", environ=SOCKETS),
+    Pairing("CPP", "NIXL", "TCP", NOT_MAPPED, SOCKETS),
+    Pairing("CPP", "UCX", "TCP", NOT_MAPPED, SOCKETS),
 )
-"""Bytes that are in no process but in a socket when a writer dies: for what happens during a write."""
+"""Bytes that are in no process but in a socket when a writer dies: for what happens during a write.
+
+MOONCAKE goes over TCP in any case."""
 
 over_tcp = pytest.mark.parametrize("company", OVER_TCP, indirect=True, ids=str, scope="session")
 
@@ -88,7 +95,8 @@ class Cast:
         """Start a worker that lasts until the test's end at most."""
         pairing = self._pairings[role]
         names = {"backend": pairing.backend, "transceiver_runtime": pairing.runtime}
-        options = {"role": role, "blocks": blocks, "block_bytes": block_bytes, "config": {**names, **CONFIG, **config}}
+        settings = {**names, **CONFIG, **pairing.config, **config}
+        options = {"role": role, "blocks": blocks, "block_bytes": block_bytes, "config": settings}
         environ = {**os.environ, **self._environ, **pairing.environ}
         worker = Child("kvferry.bench.peer", [json.dumps(options)], environ=environ, name=f"{role} worker on {pairing}")
         self._passing.append(worker)
