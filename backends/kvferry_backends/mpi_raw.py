@@ -17,7 +17,7 @@ from typing import Any
 
 from kvferry_backends.mpi import ON_LOOPBACK, SETTINGS
 from kvferry_backends.mpi_launch import find_mpiexec, flags
-from kvferry_plugins.errors import BackendUnavailableError, TransferError
+from kvferry_plugins.errors import BackendUnavailableError, KvferryError, TransferError
 
 # Whoever waits gives its core away: with fewer cores than processes raw MPI would be a tenth as fast.
 _COMMON = {"OMPI_MCA_osc": "rdma", "OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -139,11 +139,19 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, required=True, help="bytes of one contiguous write")
     parser.add_argument("--block-bytes", type=int, required=True, help="bytes of one block")
     options = parser.parse_args()
+    try:
+        _serve(options.bytes, options.block_bytes)
+    except KvferryError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        sys.exit(1)
+
+
+def _serve(nbytes: int, block_bytes: int) -> None:
     with ExitStack() as stack:
-        worlds = _worlds(stack, options.bytes)
+        worlds = _worlds(stack, nbytes)
         print(json.dumps({"ways": list(WAYS)}), flush=True)
         for line in sys.stdin:
-            seconds = _seconds(worlds, json.loads(line), options.bytes, options.block_bytes)
+            seconds = _seconds(worlds, json.loads(line), nbytes, block_bytes)
             print(json.dumps({"seconds": seconds}), flush=True)
 
 

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import selectors
@@ -28,6 +29,14 @@ class AgentProcess:
             text=True,
         )
         self.nbytes = nbytes
+
+    @classmethod
+    def of(cls, process: Any, nbytes: int) -> "AgentProcess":
+        """One that was started by somebody else, with binary pipes."""
+        made = cls.__new__(cls)
+        process.stdin, process.stdout = io.TextIOWrapper(process.stdin), io.TextIOWrapper(process.stdout)
+        made.process, made.nbytes = process, nbytes
+        return made
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -93,6 +102,12 @@ class AgentProcess:
 @pytest.fixture(params=[None, "tcp,self"], ids=["cma", "tcp"])
 def transports(request) -> dict[str, str]:
     return {} if request.param is None else {"UCX_TLS": request.param}
+
+
+@pytest.fixture(scope="session")
+def adopt() -> Callable[[Any, int], AgentProcess]:
+    """Drives a process that was started by somebody else."""
+    return AgentProcess.of
 
 
 @pytest.fixture

@@ -92,6 +92,13 @@ class AttachedProcess:
         while self._theirs:
             os.close(self._theirs.pop())
 
+    def drop_ours(self) -> None:
+        """Close our own ends, where nobody has."""
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
     def end(self, status: int) -> None:
         """Take note of its end."""
         with self._signalling:
@@ -139,6 +146,7 @@ class World:
     def __init__(self, launcher: Launcher, orders: Sequence[Order], environ: Mapping[str, str] | None = None) -> None:
         self.processes: list[AttachedProcess] = []
         self._not_ready = {order.name for order in orders}
+        self._all_here = False
         self._stopping = False
         self.first_to_end: AttachedProcess | None = None
         """Whoever ended first, other than by our own doing: the others may have ended for that reason."""
@@ -151,6 +159,7 @@ class World:
             self._listener.listen(len(orders))
             self.processes.extend(AttachedProcess(order) for order in orders)
             for process in self.processes:
+                stack.callback(process.drop_ours)
                 stack.callback(process.drop_theirs)
             command = launcher([_attached(folder / "socket", rank, order) for rank, order in enumerate(orders)])
             self._launcher = self._start(command, environ)
@@ -184,6 +193,9 @@ class World:
                     raise LaunchError(f"the launcher ended with status {self._launcher.returncode}: {self.last_words}")
                 elif time.monotonic() > deadline:
                     raise LaunchError(f"{', '.join(sorted(waiting))} did not start: {self.last_words}")
+        self._all_here = True
+        if self.first_to_end is not None:
+            self._launcher.terminate()
 
     def _greet(self, channel: socket.socket) -> AttachedProcess:
         lines = channel.makefile("rb")
@@ -209,7 +221,8 @@ class World:
             return
         if self._not_ready:
             _log.warning("%s (%d) ended with %s; ending the others, which wait for it", *_end_of(process))
-            self._launcher.terminate()
+            if self._all_here:
+                self._launcher.terminate()
         elif status != 0:
             _log.warning("%s (%d) ended with %s; nobody can take its place in this world", *_end_of(process))
 

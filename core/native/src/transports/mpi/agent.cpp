@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <thread>
+
 namespace kvferry::mpi {
 
 namespace {
@@ -11,6 +13,9 @@ constexpr std::int32_t kFirstDataTag = 2;
 constexpr std::int32_t kLastDataTag = 1 << 20;
 constexpr unsigned kLettersAtOnce = 16;
 constexpr std::chrono::seconds kFarewellTogether{10};
+// A lane asks without a pause: a peer that is slow, or stopped, must not cost a core.
+constexpr std::chrono::microseconds kPatience{500};
+constexpr std::chrono::microseconds kNap{50};
 
 std::chrono::seconds seconds(const OptionMap &options, const char *key, const char *otherwise) {
     const auto found = options.find(key);
@@ -129,6 +134,7 @@ kvferry_status MpiAgent::post(std::uint64_t peer, std::uint64_t post, std::span<
         ours.push_back({segment.src, segment.nbytes});
         message.runs.push_back({segment.dst, segment.nbytes});
     }
+    last_event_ = Clock::now();
     Write write;
     write.peer = peer;
     write.shape = std::make_unique<Shape>(ours);
@@ -264,7 +270,10 @@ bool MpiAgent::is_over(MPI_Request &request, std::string &error) {
     if (request == MPI_REQUEST_NULL) return true;
     int done = 0;
     const int code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (code == MPI_SUCCESS) return done != 0;
+    if (code == MPI_SUCCESS) {
+        if (done != 0) last_event_ = Clock::now();
+        return done != 0;
+    }
     gone_ |= says_gone(code);
     error = says_gone(code) ? kPeerGone : mpi::describe(code);
     request = MPI_REQUEST_NULL;
@@ -281,8 +290,11 @@ void MpiAgent::advance() {
     advance_writes();
 }
 
+bool MpiAgent::is_quiet() const { return ended_.empty() && Clock::now() - last_event_ > kPatience; }
+
 std::size_t MpiAgent::progress(std::span<kvferry_completion> completions) {
     advance();
+    if (is_quiet()) std::this_thread::sleep_for(kNap);
     std::size_t count = 0;
     for (; count < completions.size() && !ended_.empty(); ++count) {
         completions[count].post = ended_.front().post;

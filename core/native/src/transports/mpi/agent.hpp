@@ -86,6 +86,8 @@ private:
     // Whether the request is over; `error` tells what went wrong. Never blocks.
     bool is_over(MPI_Request &request, std::string &error);
     void part();
+    // Whether nothing has moved for a while although something should.
+    bool is_quiet() const;
 
     const std::chrono::seconds farewell_;
     World world_;
@@ -93,6 +95,7 @@ private:
     bool gone_ = false;
     // It has said that it goes, and when.
     std::optional<Clock::time_point> goodbye_;
+    Clock::time_point last_event_ = Clock::now();
     std::uint64_t last_ = 0;
     std::int32_t last_tag_ = 0;
     std::map<std::uint64_t, kvferry_region> registrations_;

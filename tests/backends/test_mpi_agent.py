@@ -1,0 +1,257 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kvferry.launch.together import Order, World
+from kvferry_backends.mpi_launch import launch
+
+CHILD = Path(__file__).parent / "mpi_child.py"
+MIB = 1 << 20
+SEED = 7
+
+
+def order(name, nbytes, *options, **streams):
+    command = [sys.executable, str(CHILD), name, str(nbytes), *options]
+    return Order(name, command, stdin=subprocess.PIPE, **streams)
+
+
+def start_world(stack, adopt, *, nbytes=16 * MIB):
+    names = ("writer", "target")
+    world = stack.enter_context(World(launch, [order(name, nbytes, stderr=sys.stderr) for name in names]))
+    writer, target = (adopt(process, nbytes) for process in world.processes)
+    for rank in (writer, target):
+        stack.callback(rank.stop)
+    for rank, other in ((writer, target), (target, writer)):
+        world.ready(rank.process)
+        rank.peer = rank.ask("connect", descriptor=other.descriptor)
+    return writer, target
+
+
+@pytest.fixture(scope="module")
+def lasting(adopt):
+    with ExitStack() as stack:
+        yield start_world(stack, adopt)
+
+
+@pytest.fixture
+def pair(lasting):
+    """A writer and a target that every test leaves as it found them."""
+    writer, target = lasting
+    writer.ask("fill", seed=SEED)
+    target.ask("fill", value=0)
+    return writer, target
+
+
+@pytest.fixture
+def world(adopt):
+    """A pair of which a test may end one."""
+    with ExitStack() as stack:
+        yield start_world(stack, adopt)
+
+
+def refusal(side, command, **arguments):
+    return side.ask(command, **arguments)["refused"]
+
+
+def written(writer, transfer):
+    return writer.ask("outcome", transfer=transfer) == {"ok": True, "error": None}
+
+
+# --- writes -----------------------------------------------------------------------------------------------------
+
+
+HOW = {"whole": {}, "in order": {"pieces": 4096}, "shuffled": {"pieces": 4096, "seed": 3}}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+def test_what_is_written_is_there_when_the_completion_comes(pair, how):
+    writer, target = pair
+    assert written(writer, writer.write(target, writer.peer, **how))
+    assert target.ask("count", seed=SEED) == target.nbytes
+
+
+def test_parts_of_any_size_go_where_they_belong(pair):
+    writer, target = pair
+    transfer = writer.ask("write_unequal", peer=writer.peer, address=target.address, seed=5)
+    assert written(writer, transfer)
+    assert target.ask("count", seed=SEED) == target.nbytes
+
+
+def test_blocks_are_written_by_their_ids_and_those_that_are_not_wanted_are_left_out(pair):
+    writer, target = pair
+    ids = {"src": [5, 0, 7, 2], "dst": [9, 8, -1, 1]}
+    assert written(writer, writer.ask("write_blocks", peer=writer.peer, address=target.address, **ids))
+    moved = [(5, 9), (0, 8), (2, 1)]
+    assert [target.ask("sum_of_block", number=there) for _, there in moved] == [
+        writer.ask("sum_of_block", number=here) for here, _ in moved
+    ]
+    assert target.ask("sum_of_block", number=7) == 0
+
+
+def test_both_may_write_at_once(pair):
+    writer, target = pair
+    target.ask("fill", seed=SEED)
+    turns = [(writer, target), (target, writer)] * 2
+    transfers = [side.write(other, side.peer, pieces=256, seed=1) for side, other in turns]
+    for (side, _), transfer in zip(turns, transfers, strict=True):
+        assert written(side, transfer)
+
+
+def test_a_target_that_is_not_told_of_a_writer_receives_late_and_loses_nothing(pair):
+    writer, target = pair
+    target.ask("set_active", active=False)
+    transfer = writer.write(target, writer.peer, pieces=64)
+    assert writer.ask("outcome", transfer=transfer, seconds=0.3) is None
+    target.ask("set_active", active=True)
+    assert written(writer, transfer)
+    assert target.ask("count", seed=SEED) == target.nbytes
+
+
+def test_a_cancelled_transfer_ends_when_nothing_of_it_is_in_flight(pair):
+    writer, target = pair
+    target.ask("set_active", active=False)
+    begun, waiting = ([writer.write(target, writer.peer, pieces=64) for _ in range(4)] for _ in range(2))
+    assert writer.ask("outcome", transfer=begun[0], seconds=0.5) is None
+    assert all(writer.ask("cancel", transfer=transfer) for transfer in (*begun, *waiting))
+    cancelled = {"ok": False, "error": "cancelled"}
+    assert [writer.ask("outcome", transfer=transfer) for transfer in waiting] == [cancelled] * 4
+    assert writer.ask("outcome", transfer=begun[0], seconds=0.2) is None
+    target.ask("set_active", active=True)
+    assert [writer.ask("outcome", transfer=transfer) for transfer in begun] == [cancelled] * 4
+    assert not writer.ask("cancel", transfer=begun[0])
+
+
+def test_a_peer_that_was_forgotten_can_be_met_again(pair):
+    writer, target = pair
+    writer.ask("disconnect", peer=writer.peer)
+    assert "has no peer" in refusal(writer, "write", peer=writer.peer, address=target.address, nbytes=MIB)
+    writer.peer = writer.ask("connect", descriptor=target.descriptor)
+    assert written(writer, writer.write(target, writer.peer))
+    assert target.ask("count", seed=SEED) == target.nbytes
+
+
+def test_an_idle_pair_sleeps(pair):
+    for side in pair:
+        side.ask("set_active", active=False)
+        side.ask("set_polling", on=False)
+    shares = [side.ask("cpu_share", seconds=1.0) for side in pair]
+    for side in pair:
+        side.ask("set_polling", on=True)
+        side.ask("set_active", active=True)
+    assert max(shares) <= 0.02, shares
+
+
+def test_nobody_of_a_world_listens(pair):
+    assert [side.ask("listening") for side in pair] == [[], []]
+
+
+# --- the end of one ---------------------------------------------------------------------------------------------
+
+
+def test_memory_that_was_given_back_is_not_written_any_more(world):
+    writer, target = world
+    writer.ask("fill", seed=SEED)
+    target.ask("forget_memory")
+    outcome = writer.ask("outcome", transfer=writer.write(target, writer.peer))
+    assert not outcome["ok"]
+    assert "has not registered" in outcome["error"]
+    assert target.ask("count", value=0) == target.nbytes
+
+
+def test_whoever_closes_first_is_not_waited_for_long_and_the_other_hears_of_it(world):
+    writer, target = world
+    begun = time.monotonic()
+    target.ask("close")
+    assert time.monotonic() - begun < 3
+    outcome = writer.ask("outcome", transfer=writer.write(target, writer.peer))
+    assert outcome == {"ok": False, "error": "the other worker of this MPI world has closed its agent"}
+    assert target.end() == 0
+    writer.until("fence", "FENCED", peer=writer.peer)
+    assert writer.end() == 0
+
+
+def test_a_target_that_is_killed_fails_the_transfer_is_fenced_and_the_writer_ends_well(world):
+    writer, target = world
+    transfers = [writer.write(target, writer.peer, pieces=512) for _ in range(8)]
+    begun = time.monotonic()
+    target.kill()
+    outcomes = [writer.ask("outcome", transfer=transfer) for transfer in transfers]
+    assert all(outcomes), "a transfer to a dead peer never ended"
+    assert time.monotonic() - begun < 5
+    writer.until("fence", "FENCED", peer=writer.peer)
+    assert "gone" in refusal(writer, "write", peer=writer.peer, address=target.address, nbytes=MIB)
+    writer.ask("disconnect", peer=writer.peer)
+    assert "restart both" in refusal(writer, "connect", descriptor=target.descriptor)
+    assert writer.end() == 0
+    assert target.process.returncode == -signal.SIGKILL
+
+
+def test_a_writer_that_is_killed_is_fenced_and_nothing_lands_after_that(world):
+    writer, target = world
+    for _ in range(8):
+        writer.tell("write", peer=writer.peer, address=target.address, nbytes=target.nbytes, pieces=512)
+    writer.kill()
+    target.until("fence", "FENCED", peer=target.peer)
+    assert target.ask("watch", seconds=0.3) == 0
+    assert target.end() == 0
+
+
+def test_a_target_that_was_stopped_goes_on_where_it_was(world):
+    writer, target = world
+    writer.ask("fill", seed=SEED)
+    target.signal(signal.SIGSTOP)
+    transfer = writer.write(target, writer.peer, pieces=64)
+    assert writer.ask("outcome", transfer=transfer, seconds=0.3) is None
+    target.signal(signal.SIGCONT)
+    assert written(writer, transfer)
+    assert target.ask("count", seed=SEED) == target.nbytes
+
+
+# --- no world, and another --------------------------------------------------------------------------------------
+
+
+def unavailable(*command):
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 1
+    return ended.stderr
+
+
+def test_a_process_in_no_world_is_told_how_to_start_one():
+    said = unavailable(sys.executable, str(CHILD), "alone", "4096")
+    assert "is in no MPI world" in said
+    assert "mpiexec --with-ft ulfm -n 1 kvferry worker" in said
+
+
+def test_a_world_of_the_wrong_size_is_named_with_its_size():
+    said = unavailable(*launch([[sys.executable, str(CHILD), str(number), "4096"] for number in range(3)]))
+    assert "this MPI world has 3 processes" in said
+
+
+def test_a_worker_of_another_world_is_refused(lasting, adopt):
+    writer, _ = lasting
+    with ExitStack() as stack:
+        stranger, _ = start_world(stack, adopt, nbytes=4096)
+        assert "another MPI world" in refusal(writer, "connect", descriptor=stranger.descriptor)
+    assert "cannot be its own peer" in refusal(writer, "connect", descriptor=writer.descriptor)
+
+
+def test_a_second_agent_in_a_process_is_refused(lasting):
+    writer, _ = lasting
+    assert "for one agent of one lane" in refusal(writer, "make_another")
+
+
+def test_a_worker_whose_mate_never_starts_mpi_waits_only_so_long():
+    with ExitStack() as stack:
+        errors = stack.enter_context(open(os.memfd_create("errors"), "w+b"))
+        idle = Order("idle", [sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        waiting = order("waiting", 4096, "start_seconds=1", stderr=errors)
+        world = stack.enter_context(World(launch, [waiting, idle]))
+        assert world.processes[0].wait(15) == 1
+        errors.seek(0)
+        assert b"did not start within 1 s" in errors.read()
