@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from kvferry_backends.mpi import ON_LOOPBACK, SETTINGS
+from kvferry_backends.mpi_agent import ON_LOOPBACK, SETTINGS
 from kvferry_backends.mpi_launch import find_mpiexec, flags
 from kvferry_plugins.errors import BackendUnavailableError, KvferryError, TransferError
 

@@ -21,9 +21,9 @@ def order(name, nbytes, *options, **streams):
     return Order(name, command, stdin=subprocess.PIPE, **streams)
 
 
-def start_world(stack, adopt, *, nbytes=16 * MIB):
-    names = ("writer", "target")
-    world = stack.enter_context(World(launch, [order(name, nbytes, stderr=sys.stderr) for name in names]))
+def start_world(stack, adopt, *, nbytes=16 * MIB, stderr=None, launcher=launch):
+    orders = [order(name, nbytes, stderr=stderr or sys.stderr) for name in ("writer", "target")]
+    world = stack.enter_context(World(launcher, orders))
     writer, target = (adopt(process, nbytes) for process in world.processes)
     for rank in (writer, target):
         stack.callback(rank.stop)
@@ -49,10 +49,21 @@ def pair(lasting):
 
 
 @pytest.fixture
-def world(adopt):
+def errors():
+    """What a pair says on stderr."""
+    with open(os.memfd_create("errors"), "w+b") as file:
+        yield file
+
+
+def said(errors):
+    return os.pread(errors.fileno(), MIB, 0).decode()
+
+
+@pytest.fixture
+def world(adopt, errors):
     """A pair of which a test may end one."""
     with ExitStack() as stack:
-        yield start_world(stack, adopt)
+        yield start_world(stack, adopt, stderr=errors)
 
 
 def refusal(side, command, **arguments):
@@ -176,7 +187,7 @@ def test_whoever_closes_first_is_not_waited_for_long_and_the_other_hears_of_it(w
     assert writer.end() == 0
 
 
-def test_a_target_that_is_killed_fails_the_transfer_is_fenced_and_the_writer_ends_well(world):
+def test_a_target_that_is_killed_fails_the_transfer_is_fenced_and_the_writer_ends_well(world, errors):
     writer, target = world
     transfers = [writer.write(target, writer.peer, pieces=512) for _ in range(8)]
     begun = time.monotonic()
@@ -190,6 +201,7 @@ def test_a_target_that_is_killed_fails_the_transfer_is_fenced_and_the_writer_end
     assert "restart both" in refusal(writer, "connect", descriptor=target.descriptor)
     assert writer.end() == 0
     assert target.process.returncode == -signal.SIGKILL
+    assert said(errors).count("the other worker of this MPI world, has ended") == 1
 
 
 def test_a_writer_that_is_killed_is_fenced_and_nothing_lands_after_that(world):
@@ -200,6 +212,19 @@ def test_a_writer_that_is_killed_is_fenced_and_nothing_lands_after_that(world):
     target.until("fence", "FENCED", peer=target.peer)
     assert target.ask("watch", seconds=0.3) == 0
     assert target.end() == 0
+
+
+def test_without_fault_tolerance_a_death_ends_the_world_in_bounded_time(adopt, errors):
+    def intolerant(commands):
+        line = launch(commands)
+        at = line.index("--with-ft")
+        return line[:at] + line[at + 2 :]
+
+    with ExitStack() as stack:
+        writer, target = start_world(stack, adopt, stderr=errors, launcher=intolerant)
+        target.kill()
+        assert writer.process.wait(10) in (-signal.SIGTERM, -signal.SIGKILL)
+    assert said(errors).count("start them with mpiexec --with-ft ulfm") == 2
 
 
 def test_a_target_that_was_stopped_goes_on_where_it_was(world):
@@ -223,14 +248,14 @@ def unavailable(*command):
 
 
 def test_a_process_in_no_world_is_told_how_to_start_one():
-    said = unavailable(sys.executable, str(CHILD), "alone", "4096")
-    assert "is in no MPI world" in said
-    assert "mpiexec --with-ft ulfm -n 1 kvferry worker" in said
+    refused = unavailable(sys.executable, str(CHILD), "alone", "4096")
+    assert "is in no MPI world" in refused
+    assert "mpiexec --with-ft ulfm -n 1 kvferry worker" in refused
 
 
 def test_a_world_of_the_wrong_size_is_named_with_its_size():
-    said = unavailable(*launch([[sys.executable, str(CHILD), str(number), "4096"] for number in range(3)]))
-    assert "this MPI world has 3 processes" in said
+    refused = unavailable(*launch([[sys.executable, str(CHILD), str(number), "4096"] for number in range(3)]))
+    assert "this MPI world has 3 processes" in refused
 
 
 def test_a_worker_of_another_world_is_refused(lasting, adopt):
@@ -246,12 +271,10 @@ def test_a_second_agent_in_a_process_is_refused(lasting):
     assert "for one agent of one lane" in refusal(writer, "make_another")
 
 
-def test_a_worker_whose_mate_never_starts_mpi_waits_only_so_long():
+def test_a_worker_whose_mate_never_starts_mpi_waits_only_so_long(errors):
     with ExitStack() as stack:
-        errors = stack.enter_context(open(os.memfd_create("errors"), "w+b"))
         idle = Order("idle", [sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         waiting = order("waiting", 4096, "start_seconds=1", stderr=errors)
         world = stack.enter_context(World(launch, [waiting, idle]))
         assert world.processes[0].wait(15) == 1
-        errors.seek(0)
-        assert b"did not start within 1 s" in errors.read()
+    assert "did not start within 1 s" in said(errors)
