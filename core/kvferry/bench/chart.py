@@ -51,6 +51,7 @@ def draw(measurements: Sequence[Measurement], path: Path) -> None:
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axis, panel in zip(axes.flat, panels, strict=False):
         _draw_panel(axis, panel)
+    axes[0, 0].set_ylim(bottom=0)  # of all, and only now that every line is there
     for unused in axes.flat[len(panels) :]:
         unused.remove()
     figure.savefig(path, dpi=150)
@@ -58,7 +59,8 @@ def draw(measurements: Sequence[Measurement], path: Path) -> None:
 
 def _title(found: Measurement) -> str:
     plan = found.plan
-    return f"One hand-off of {plan.nbytes / (1 << 20):g} MiB between two processes, median of {plan.rounds} rounds"
+    size = f"{plan.nbytes / (1 << 20):g} MiB"
+    return f"One hand-off of {size} between two processes (raw tools: one contiguous write), medians of {plan.rounds}"
 
 
 def _draw_panel(axis: "Axes", panel: Sequence[Measurement]) -> None:
@@ -69,8 +71,8 @@ def _draw_panel(axis: "Axes", panel: Sequence[Measurement]) -> None:
     for (name, way), color in zip(names, _RAW * len(names), strict=False):
         chosen = [(found.raw if name is None else found.against[name])[way] for found in panel]
         label = f"raw{f' {name}' if name else ''}, {way}"
-        _line(axis, panel, chosen, f"{label}, 1 piece", color=color, marker=".", linestyle="--")
-    _line(axis, panel, [found.memcpy for found in panel], "memcpy, 1 piece", color="black", linestyle=":")
+        _line(axis, panel, chosen, label, color=color, marker=".", linestyle="--")
+    _line(axis, panel, [found.memcpy for found in panel], "memcpy", color="black", linestyle=":")
     pieces = [found.memcpy_of_pieces for found in panel]
     _line(axis, panel, pieces, "memcpy, blocks shuffled", color="dimgray", linestyle="-.")
     _finish(axis, panel)
@@ -94,7 +96,6 @@ def _finish(axis: "Axes", panel: Sequence[Measurement]) -> None:
     axis.minorticks_off()
     axis.set_xlabel("blocks")
     axis.set_ylabel("GB/s (10⁹ bytes a second)")
-    axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
     axis.tick_params(labelleft=True)
     axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
