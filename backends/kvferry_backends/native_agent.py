@@ -34,6 +34,12 @@ GRACE_SECONDS = 0.05
 GRACE_ROUNDS = 64
 """Progress calls of every lane before that: each takes all that has arrived, up to some dozens of messages."""
 
+LOOK_SECONDS = 0.02
+"""From one look to the next, at least, at what nobody told us to expect."""
+
+LOOK_ROUNDS = 64
+"""Progress calls of every lane in one look."""
+
 _SIZES = ("lanes", "piece_bytes", STAGING_BYTES, "gather_below")
 """Options that are the engine's; the others are the transport's."""
 
@@ -76,6 +82,7 @@ class NativeAgent(BlockTransferAgent):
         self._engine = _make_engine(transport, path, spec)
         self.library = self._engine.library
         self._closed = False
+        self._next_look = 0.0
         self._identity = own_identity()
         self._peers: dict[PeerId, _Peer] = {}
 
@@ -177,10 +184,18 @@ class NativeAgent(BlockTransferAgent):
     def poll(self) -> list[Completion]:
         if self._closed:
             return []
+        self._progress_as_target()
         return [
             Completion(TransferId(transfer), ok=ok, error=error or None)
             for transfer, ok, error, _ in self._engine.collect()
         ]
+
+    def _progress_as_target(self) -> None:
+        """Let the lanes look around now and then: a writer that gave up needs us to end what it has posted."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._engine.nudge(LOOK_ROUNDS)
 
     @property
     def carries_notices(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.bench.processes import Child, ChildError
+from kvferry.bench.processes import Child, ChildError, ChildOrder
 
 ROUNDS = int(os.environ.get("KVFERRY_FAULT_ROUNDS", "1"))
 """Rounds of each scenario: `make faults` runs 20."""
@@ -86,19 +86,29 @@ class Cast:
 
     def __init__(self, pairings: Mapping[str, Pairing], settings: Path) -> None:
         self._pairings = pairings
-        self._environ = {"XDG_CONFIG_HOME": str(settings), "XDG_STATE_HOME": str(settings)}
+        self._settings = {"XDG_CONFIG_HOME": str(settings), "XDG_STATE_HOME": str(settings)}
         self._lasting: dict[str, Child] = {}
         self._passing: list[Child] = []
         self._requests = count(1)
 
-    def start(self, role: str, *, blocks: int = POOL_BLOCKS, block_bytes: int = BLOCK_BYTES, **config: Any) -> Child:
-        """Start a worker that lasts until the test's end at most."""
+    def order(
+        self, role: str, *, blocks: int = POOL_BLOCKS, block_bytes: int = BLOCK_BYTES, **config: Any
+    ) -> ChildOrder:
+        """What it takes to start a worker of a role; ``environ`` beside it."""
         pairing = self._pairings[role]
         names = {"backend": pairing.backend, "transceiver_runtime": pairing.runtime}
         settings = {**names, **CONFIG, **pairing.config, **config}
         options = {"role": role, "blocks": blocks, "block_bytes": block_bytes, "config": settings}
-        environ = {**os.environ, **self._environ, **pairing.environ}
-        worker = Child("kvferry.bench.peer", [json.dumps(options)], environ=environ, name=f"{role} worker on {pairing}")
+        return ChildOrder("kvferry.bench.peer", [json.dumps(options)], f"{role} worker on {pairing}")
+
+    def environ(self, role: str) -> dict[str, str]:
+        """Everybody's, and what sends a pairing's bytes its way."""
+        return {**os.environ, **self._settings, **self._pairings[role].environ}
+
+    def start(self, role: str, **options: Any) -> Child:
+        """Start a worker that lasts until the test's end at most; ``options`` as ``order`` takes them."""
+        order = self.order(role, **options)
+        worker = Child(order.module, order.arguments, environ=self.environ(role), name=order.name)
         self._passing.append(worker)
         assert worker.answer(timeout=60)["ready"]
         return worker
