@@ -13,8 +13,6 @@ _OF_WORKERS = (
     # A worker that outlives the other hears of it, instead of being killed.
     *("--with-ft", "ulfm"),
     *("--stdin", "none"),
-    # Seconds between a SIGTERM that is passed on and SIGKILL: a worker drains first.
-    *("--prtemca", "odls_base_sigkill_timeout", "60"),
 )
 
 
