@@ -5,6 +5,7 @@ of two processes without Python, which are stopped while they are not asked.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -76,7 +77,8 @@ class _RawMpi:
         """Let it end by itself."""
         assert self._mpiexec.stdin is not None
         self._signal(signal.SIGCONT)
-        self._mpiexec.stdin.close()
+        with contextlib.suppress(BrokenPipeError), self._mpiexec.stdin as stdin:
+            stdin.write("end 0 0 0\n")
 
     def close(self) -> None:
         """Wait for its end, or make it."""

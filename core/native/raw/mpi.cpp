@@ -3,7 +3,7 @@
 // Rank 0 writes to rank 1. Once it has printed "ready PID PID", each line "WAY PIECES NBYTES SEED" on its stdin is a
 // write of so many bytes in so many equal pieces, in order (seed 0) or both sides shuffled; the answer is the seconds
 // until all is known to be there. WAY is "put" (MPI_Put into a dynamic window, until its flush) or "send" (a message for
-// each piece, until the receiver's answer).
+// each piece, until the receiver's answer); "end" is the end, since mpiexec does not always pass on that of its input.
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
 #include <sys/mman.h>
@@ -166,6 +166,7 @@ void serve_as_writer(const Node &node) {
     char way[5];
     std::size_t pieces = 0, nbytes = 0;
     for (unsigned seed = 0; std::scanf("%4s %zu %zu %u", way, &pieces, &nbytes, &seed) == 4;) {
+        if (std::string(way) == "end") break;
         if (pieces == 0 || nbytes / pieces == 0 || nbytes > node.nbytes()) fail("no such pieces");
         std::printf("%.9f\n", node.write({std::string(way) == "put" ? kPut : kSend, pieces, nbytes, seed}));
         std::fflush(stdout);
