@@ -83,6 +83,7 @@ class Measurement:
         return {
             "backend": plan.pairing.backend,
             "runtime": plan.pairing.runtime,
+            "shared_memory": plan.pairing.shared_memory,
             "bytes": plan.nbytes,
             "blocks": plan.blocks,
             "hand_offs": plan.hand_offs,

@@ -125,6 +125,7 @@ class Measurement:
         return {
             "backend": plan.pairing.backend,
             "runtime": plan.pairing.runtime,
+            "shared_memory": plan.pairing.shared_memory,
             "bytes": plan.nbytes,
             "blocks": plan.blocks,
             "rounds": plan.rounds,

@@ -36,6 +36,7 @@ def workers(pairing: Pairing, *, blocks: int, block_bytes: int) -> Iterator[Work
         "backend": pairing.backend,
         "transceiver_runtime": pairing.runtime,
         "kv_transfer_poll_interval_ms": 30_000,
+        "kv_transfer_shared_memory": pairing.shared_memory,
     }
     options = {"blocks": blocks, "block_bytes": block_bytes, "config": config}
     launcher = launcher_of(pairing.backend, load_registry(toggles=Toggles()))

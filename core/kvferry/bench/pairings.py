@@ -16,9 +16,11 @@ class Pairing:
 
     runtime: str
     backend: str
+    shared_memory: bool = True
+    """False: every byte goes by the backend, although the workers share a host."""
 
     def __str__(self) -> str:
-        return f"{self.runtime} over {self.backend}"
+        return f"{self.runtime} over {self.backend}{'' if self.shared_memory else ' alone'}"
 
 
 def asked_pairings(backends: Sequence[str], runtimes: Sequence[str]) -> list[Pairing]:

@@ -1,5 +1,6 @@
 """``kvferry bench``: measurements, each against the raw transport in the same run."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -45,14 +46,22 @@ def pairing_options(*default: str) -> Callable[[Callable[..., Any]], Callable[..
         @click.option("--backend", multiple=True, default=("NIXL",), show_default=True, help="Repeatable.")
         @click.option("--runtime", multiple=True, help=f"Repeatable; default: {told}.")
         @click.option("--all", "take_all", is_flag=True, help="Every runtime × backend pair that is installed here.")
+        @click.option(
+            "--shared-memory/--no-shared-memory",
+            "shared",
+            default=True,
+            show_default=True,
+            help="Whether CPP may copy into the peer's pool, or must use the backend.",
+        )
         @functools.wraps(function)
         def with_pairings(
-            *args: Any, backend: tuple[str, ...], runtime: tuple[str, ...], take_all: bool, **kwargs: Any
+            *args: Any, backend: tuple[str, ...], runtime: tuple[str, ...], take_all: bool, shared: bool, **kwargs: Any
         ) -> Any:
             from kvferry.bench.pairings import asked_pairings, every_pairing, require_usable
 
             pairings = every_pairing() if take_all else asked_pairings(backend, runtime or default)
             require_usable(pairings)
+            pairings = [dataclasses.replace(pairing, shared_memory=shared) for pairing in pairings]
             return function(*args, pairings=pairings, **kwargs)
 
         return with_pairings
@@ -147,7 +156,7 @@ def idle(pairings: "list[Pairing]", seconds: float, as_json: bool) -> None:
 @click.option("--bytes", "nbytes", type=ByteSize(), default="256MiB", show_default=True, help="Of one hand-off.")
 @click.option("--blocks", type=click.IntRange(1), default=4096, show_default=True, help="Of one hand-off.")
 @click.option("--hand-offs", type=click.IntRange(1), default=24, show_default=True, help="Of one stream.")
-@click.option("--window", type=click.IntRange(1), default=3, show_default=True, help="Hand-offs in flight at a time.")
+@click.option("--window", type=click.IntRange(1), default=4, show_default=True, help="Hand-offs in flight at a time.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds that count.")
 @json_option
 def gil(
@@ -163,7 +172,7 @@ def gil(
     from kvferry.cli.bench_tables import print_gil
 
     beside = Pairing("PYTHON", "NIXL")
-    if beside not in pairings and not missing(beside):
+    if beside not in (Pairing(each.runtime, each.backend) for each in pairings) and not missing(beside):
         pairings = [*pairings, beside]
     whole = _whole_blocks(nbytes, blocks)
 
