@@ -1,15 +1,12 @@
-import ipaddress
-
-import psutil
 import pytest
-from faults.harness import Cast, hand_over
+from faults.harness import ROLES, Cast, hand_over
+from faults.listening import listeners
 
 
-@pytest.mark.parametrize("role", ["context", "generation"])
-def test_a_worker_without_configured_peers_listens_on_loopback_alone(cast: Cast, role: str) -> None:
-    workers = {name: cast.lasting(name) for name in ("context", "generation")}
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_without_configured_peers_can_be_reached_over_loopback_alone(cast: Cast, role: str) -> None:
+    workers = {name: cast.lasting(name) for name in ROLES}
     workers["generation"].ask("free", request=hand_over(cast, workers["context"], workers["generation"]))
-    connections = psutil.Process(workers[role].process.pid).net_connections(kind="inet")
-    listening = [connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN]
+    listening = listeners(workers[role].process.pid)
     assert listening
-    assert all(ipaddress.ip_address(address).is_loopback for address in listening), listening
+    assert all(listener.is_kept_to_loopback for listener in listening), listening
