@@ -53,6 +53,7 @@ def die(cast: Cast, victim: str, moment: str) -> bool:
     if moment == "during":
         in_time = in_time and is_in_the_write(survivor, victim, request)
     kill(dying)
+    cast.expect(victim)
     if (victim, moment) == ("generation", "before"):
         context.ask("respond", request=request)
     if (victim, moment) == ("context", "after"):

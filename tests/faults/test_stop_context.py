@@ -45,6 +45,7 @@ def stop(cast: Cast, fate: str) -> bool:
     assert outcome["error"] in LOST, outcome
     in_time = generation.ask("wrong_blocks", request=request, seed=request)["wrong"] > 0
     generation.ask("free", request=request)
+    cast.expect("context")
     assert quarantined(generation) == BLOCKS
     later = [hand_over(cast, healthy, generation) for _ in range(LATER_REQUESTS)]
     if fate == "continues":
