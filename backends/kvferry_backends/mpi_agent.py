@@ -14,9 +14,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Nothing of UCX or libfabric: they would listen, and UCX's own transports tolerate no failure.
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_osc": "^ucx",
-    # Both processes copy, through shared memory, in fragments of this size (32 KiB, the default, is a third slower).
-    # With CMA the target alone would copy what is contiguous, while the writer only asks whether it is done.
-    "OMPI_MCA_smsc": "^cma",
+    # Scattered memory is copied by both processes, through shared memory, in fragments of this size: 32 KiB, the
+    # default, is a third slower. What is contiguous the target copies alone (CMA), where the kernel lets it.
     "OMPI_MCA_btl_sm_max_send_size": str(256 << 10),
 }
 """What Open MPI is told, where the operator has told it nothing else."""

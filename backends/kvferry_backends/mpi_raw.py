@@ -1,7 +1,7 @@
 """Raw MPI, as the measure of what runs over it: ``python -m kvferry_backends.mpi_raw``.
 
-It answers as ``kvferry_backends.nixl_raw`` does, by ``kvferry_native/raw/mpi``: for each setting of Open MPI one world
-of two processes without Python, which are stopped while they are not asked.
+It answers as ``kvferry_backends.nixl_raw`` does, by ``kvferry_native/raw/mpi``: two processes without Python, which are
+stopped while they are not asked.
 """
 
 import argparse
@@ -13,39 +13,33 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from kvferry_backends.mpi_agent import ON_LOOPBACK, SETTINGS
 from kvferry_backends.mpi_launch import find_mpiexec, flags
 from kvferry_plugins.errors import BackendUnavailableError, KvferryError, TransferError
 
-# Whoever waits gives its core away: with fewer cores than processes raw MPI would be a tenth as fast.
-_COMMON = {"OMPI_MCA_osc": "rdma", "OMPI_MCA_mpi_yield_when_idle": "1"}
-_AS_IT_COMES = {"OMPI_MCA_pml": "ob1", **ON_LOOPBACK, **_COMMON}
-_AS_OURS = {**SETTINGS, **ON_LOOPBACK, **_COMMON}
+WAYS: Mapping[str, str] = {"Put": "put", "Send/Recv": "send"}
+"""Way → what the tool calls it."""
 
-WAYS: Mapping[str, tuple[Mapping[str, str], str]] = {
-    "Put": (_AS_IT_COMES, "put"),
-    "Send/Recv": (_AS_IT_COMES, "send"),
-    "Send/Recv, set as ours": (_AS_OURS, "send"),
-}
-"""Way → Open MPI's settings, and what the tool calls it."""
+# Whoever waits gives its core away: with fewer cores than processes raw MPI would be a tenth as fast.
+_SETTINGS = {**SETTINGS, **ON_LOOPBACK, "OMPI_MCA_osc": "rdma", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 _END_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
 class _RawMpi:
-    """One world of the tool."""
+    """The tool's writer and its target."""
 
-    def __init__(self, settings: Mapping[str, str], nbytes: int) -> None:
+    def __init__(self, nbytes: int) -> None:
         path, environ = _tool()
         self._mpiexec = subprocess.Popen(
             [str(find_mpiexec()), *flags(), "-n", "2", path, str(nbytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **environ, **settings},
+            env={**os.environ, **environ, **_SETTINGS},
             text=True,
             preexec_fn=_end_with_parent,
         )
@@ -56,7 +50,7 @@ class _RawMpi:
         """Write so many equal pieces, in order (seed 0) or shuffled; both processes run only for so long."""
         assert self._mpiexec.stdin is not None
         self._signal(signal.SIGCONT)
-        self._mpiexec.stdin.write(f"{way} {pieces} {nbytes} {seed}\n")
+        self._mpiexec.stdin.write(f"{WAYS[way]} {pieces} {nbytes} {seed}\n")
         self._mpiexec.stdin.flush()
         seconds = float(self._answer())
         self._signal(signal.SIGSTOP)
@@ -73,16 +67,17 @@ class _RawMpi:
         for process in self._processes:
             os.kill(process, number)
 
-    def hang_up(self) -> None:
-        """Let it end by itself."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._mpiexec.stdin is not None
+        assert self._mpiexec.stdout is not None
         self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError), self._mpiexec.stdin as stdin:
             stdin.write("end 0 0 0\n")
-
-    def close(self) -> None:
-        """Wait for its end, or make it."""
-        assert self._mpiexec.stdout is not None
         try:
             self._mpiexec.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -110,29 +105,17 @@ def _tool() -> tuple[str, Mapping[str, str]]:
     return str(path), environ
 
 
-def _seconds(worlds: Mapping[str, _RawMpi], request: Mapping[str, Any], nbytes: int, block_bytes: int) -> float:
-    world, way = worlds[request["way"]], WAYS[request["way"]][1]
+def _seconds(raw: _RawMpi, request: Mapping[str, Any], nbytes: int, block_bytes: int) -> float:
+    way = request["way"]
     match request["command"]:
         case "write":
-            return world.seconds(way, 1, nbytes, 0)
+            return raw.seconds(way, 1, nbytes, 0)
         case "write_one_block":
-            return world.seconds(way, 1, block_bytes, 0)
+            return raw.seconds(way, 1, block_bytes, 0)
         case "write_pieces":
-            return world.seconds(way, request["pieces"], nbytes, request.get("seed") or 0)
+            return raw.seconds(way, request["pieces"], nbytes, request.get("seed") or 0)
         case unknown:
             raise TransferError(f"raw MPI knows no command {unknown!r}")
-
-
-def _worlds(stack: ExitStack, nbytes: int) -> dict[str, _RawMpi]:
-    """Start one for each setting; ways that share a setting share it."""
-    started: dict[int, _RawMpi] = {}
-    for settings, _ in WAYS.values():
-        if id(settings) not in started:
-            started[id(settings)] = _RawMpi(settings, nbytes)
-            stack.callback(started[id(settings)].close)
-    for world in started.values():
-        stack.callback(world.hang_up)
-    return {name: started[id(settings)] for name, (settings, _) in WAYS.items()}
 
 
 def main() -> None:
@@ -149,11 +132,10 @@ def main() -> None:
 
 
 def _serve(nbytes: int, block_bytes: int) -> None:
-    with ExitStack() as stack:
-        worlds = _worlds(stack, nbytes)
+    with _RawMpi(nbytes) as raw:
         print(json.dumps({"ways": list(WAYS)}), flush=True)
         for line in sys.stdin:
-            seconds = _seconds(worlds, json.loads(line), nbytes, block_bytes)
+            seconds = _seconds(raw, json.loads(line), nbytes, block_bytes)
             print(json.dumps({"seconds": seconds}), flush=True)
 
 

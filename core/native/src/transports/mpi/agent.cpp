@@ -14,7 +14,7 @@ constexpr std::int32_t kLastDataTag = 1 << 20;
 constexpr unsigned kLettersAtOnce = 16;
 constexpr std::chrono::seconds kFarewellTogether{10};
 // A lane asks without a pause: a peer that is slow, or stopped, must not cost a core.
-constexpr std::chrono::microseconds kPatience{500};
+constexpr std::chrono::milliseconds kPatience{10};
 constexpr std::chrono::microseconds kNap{50};
 
 std::chrono::seconds seconds(const OptionMap &options, const char *key, const char *otherwise) {
