@@ -27,6 +27,15 @@ void require_registered(const RegionTable &memory, std::uint64_t address, std::u
                                      hexadecimal(address));
 }
 
+// For what is already failing, on a thread where nobody catches.
+void give_back(TransportAgent &agent, std::uint64_t registration) noexcept {
+    try {
+        agent.deregister_memory(registration);
+    } catch (const Error &) {
+        // The agent's end takes it.
+    }
+}
+
 std::uint64_t extent(std::uint64_t stride, std::uint64_t blocks) {
     std::uint64_t nbytes = 0;
     if (__builtin_mul_overflow(stride, blocks, &nbytes)) throw Error(KVFERRY_INVALID, "a pool is larger than memory");
@@ -38,6 +47,10 @@ std::uint64_t extent(std::uint64_t stride, std::uint64_t blocks) {
 Engine::Engine(TransportLibrary library, const EngineOptions &options)
     : library_(library), key_(random_key()), book_(options.pieces), bells_(options.lanes), map_peers_(options.map_peers) {
     if (options.lanes == 0) throw Error(KVFERRY_INVALID, "an engine needs at least one lane");
+    const PieceLimits &pieces = options.pieces;
+    if (pieces.nbytes == 0 || pieces.segments == 0 || pieces.in_flight == 0) {
+        throw Error(KVFERRY_INVALID, "a piece has at least one byte and one segment, and one of them may be posted");
+    }
     const LaneOptions limits{options.spin, options.pieces.nbytes, options.staging_bytes, options.pieces.in_flight,
                              options.gather_below};
     for (std::size_t index = 0; index < options.lanes; ++index) {
@@ -68,7 +81,7 @@ std::uint64_t Engine::register_memory(const std::vector<Region> &regions) {
         } catch (...) {
             for (std::size_t index = 0; index < registration.handles.size(); ++index) {
                 for (auto handle : registration.handles[index]) {
-                    lanes_[index]->enqueue([handle](TransportAgent &agent) { agent.deregister_memory(handle); });
+                    lanes_[index]->enqueue([handle](TransportAgent &agent) { give_back(agent, handle); });
                 }
             }
             throw;
@@ -94,7 +107,7 @@ Engine::LaneRegistrations Engine::register_on(Lane &lane, const std::vector<Regi
                 handles.push_back(agent.register_memory(region));
             }
         } catch (...) {
-            for (auto handle : handles) agent.deregister_memory(handle);
+            for (auto handle : handles) give_back(agent, handle);
             throw;
         }
         return handles;
@@ -154,14 +167,30 @@ PeerId Engine::connect(std::span<const std::uint8_t> body, FileDescriptor proces
             peer->mapped.map(peer->process, descriptor.regions[index], *backing);
         }
     }
-    for (std::size_t index = 0; index < lanes_.size(); ++index) {
-        // Sides may have different numbers of lanes.
-        const Bytes &part = descriptor.lanes[index % descriptor.lanes.size()];
-        peer->handles.push_back(lanes_[index]->call([&](TransportAgent &agent) { return agent.connect(part); }));
-    }
+    connect_lanes(*peer, descriptor.lanes);
     peer->id = next_id_++;
     peers_.emplace(peer->id, peer);
     return peer->id;
+}
+
+void Engine::connect_lanes(Peer &peer, const std::vector<Bytes> &parts) {
+    try {
+        for (std::size_t index = 0; index < lanes_.size(); ++index) {
+            // Sides may have different numbers of lanes.
+            const Bytes &part = parts[index % parts.size()];
+            peer.handles.push_back(lanes_[index]->call([&](TransportAgent &agent) { return agent.connect(part); }));
+        }
+    } catch (...) {
+        disconnect_lanes(peer);
+        throw;
+    }
+}
+
+void Engine::disconnect_lanes(const Peer &peer) {
+    for (std::size_t index = 0; index < peer.handles.size(); ++index) {
+        lanes_[index]->enqueue(
+            [handle = peer.handles[index]](TransportAgent &agent) { agent.disconnect(handle, false); });
+    }
 }
 
 void Engine::disconnect(PeerId id) {
@@ -171,10 +200,7 @@ void Engine::disconnect(PeerId id) {
     const auto peer = std::move(found->second);
     peers_.erase(found);
     book_.leave(peer, "disconnected");
-    for (std::size_t index = 0; index < lanes_.size(); ++index) {
-        lanes_[index]->enqueue(
-            [handle = peer->handles[index]](TransportAgent &agent) { agent.disconnect(handle, false); });
-    }
+    disconnect_lanes(*peer);
 }
 
 bool Engine::maps(PeerId id) const {

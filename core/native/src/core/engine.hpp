@@ -77,6 +77,9 @@ private:
     void require_open() const;
     const std::shared_ptr<Peer> &peer(PeerId id) const;
     LaneRegistrations register_on(Lane &lane, const std::vector<Region> &regions);
+    // All lanes or none.
+    void connect_lanes(Peer &peer, const std::vector<Bytes> &parts);
+    void disconnect_lanes(const Peer &peer);
     void check(const Peer &peer, const Segment &segment) const;
     void check(const Peer &peer, const BlockMap &map) const;
     TransferId begin(std::shared_ptr<Transfer> transfer);

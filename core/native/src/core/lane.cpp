@@ -209,7 +209,7 @@ void Lane::settle(const kvferry_completion &completion) {
 }
 
 void Lane::conclude(const std::shared_ptr<Transfer> &transfer) {
-    if (transfer->notice && !transfer->stopped()) {
+    if (transfer->notice && !book_.is_stopped(*transfer)) {
         try {
             agent_->notify(handle(*transfer->peer), *transfer->notice);
         } catch (const std::exception &error) {

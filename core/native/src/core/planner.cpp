@@ -27,9 +27,9 @@ std::vector<BlockPair> wanted(const BlockMap &map, std::span<const std::int32_t>
     }
     std::vector<BlockPair> pairs;
     pairs.reserve(src.size());
-    // By the largest id that is named, not by what the peer says its pool has.
-    const auto largest = dst.empty() ? -1 : *std::max_element(dst.begin(), dst.end());
-    std::vector<bool> named(static_cast<std::size_t>(std::max(largest, 0)) + 1);
+    // By the largest id that is named, and by what the peer says its pool has: neither is believed alone.
+    const auto largest = dst.empty() ? 0 : std::max(*std::max_element(dst.begin(), dst.end()), 0);
+    std::vector<bool> named(std::min(static_cast<std::uint64_t>(largest) + 1, map.dst_blocks()));
     for (std::size_t index = 0; index < src.size(); ++index) {
         if (dst[index] == -1) continue;
         require_within(src[index], map.src_blocks(), "source");

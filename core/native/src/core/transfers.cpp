@@ -6,6 +6,8 @@ namespace kvferry {
 
 namespace {
 
+constexpr std::size_t kNoticesKept = 1024;
+
 template <typename Queue>
 void drop(Queue &queue, const std::shared_ptr<Transfer> &transfer) {
     queue.erase(std::remove(queue.begin(), queue.end(), transfer), queue.end());
@@ -47,21 +49,25 @@ std::optional<std::uint64_t> TransferBook::bytes_done(TransferId id) const {
 
 std::vector<Completion> TransferBook::collect() {
     const std::lock_guard lock(mutex_);
-    // Both under the lock, so that a descriptor that is readable always has something behind it.
-    if (notices_.empty()) ended_.clear();
+    // Both under the lock, so that a descriptor that is readable always has something behind it. Whoever wants no
+    // notices must not be kept awake by a peer that sends them.
+    ended_.clear();
     return std::exchange(completions_, {});
 }
 
 void TransferBook::put_notice(Bytes notice) {
     const std::lock_guard lock(mutex_);
     notices_.push_back(std::move(notice));
+    if (notices_.size() > kNoticesKept) notices_.pop_front();
     ended_.signal();
 }
 
 std::vector<Bytes> TransferBook::collect_notices() {
     const std::lock_guard lock(mutex_);
     if (completions_.empty()) ended_.clear();
-    return std::exchange(notices_, {});
+    std::vector<Bytes> taken(std::make_move_iterator(notices_.begin()), std::make_move_iterator(notices_.end()));
+    notices_.clear();
+    return taken;
 }
 
 std::shared_ptr<Transfer> TransferBook::take_unplanned() {
@@ -154,6 +160,11 @@ void TransferBook::fail(const std::shared_ptr<Transfer> &transfer, const std::st
 void TransferBook::end(const std::shared_ptr<Transfer> &transfer) {
     const std::lock_guard lock(mutex_);
     end_locked(transfer);
+}
+
+bool TransferBook::is_stopped(const Transfer &transfer) const {
+    const std::lock_guard lock(mutex_);
+    return transfer.stopped();
 }
 
 bool TransferBook::has_work() const {

@@ -112,8 +112,10 @@ public:
     // Bytes complete at the target so far, or nothing if it is over.
     std::optional<std::uint64_t> bytes_done(TransferId id) const;
     std::vector<Completion> collect();
+    // The oldest go once nobody collects them.
     void put_notice(Bytes notice);
     std::vector<Bytes> collect_notices();
+    // Readable once there is something new to collect; after `collect` no longer, whatever notices are left.
     int wakeup_fd() const { return ended_.get(); }
 
     // --- the lanes ---
@@ -127,6 +129,7 @@ public:
     std::shared_ptr<Transfer> finish(const Piece &piece, std::size_t lane, const std::string &error);
     void fail(const std::shared_ptr<Transfer> &transfer, const std::string &error);
     void end(const std::shared_ptr<Transfer> &transfer);
+    bool is_stopped(const Transfer &transfer) const;
     bool has_work() const;
 
 private:
@@ -142,7 +145,7 @@ private:
     std::deque<std::shared_ptr<Transfer>> unplanned_;
     std::deque<std::shared_ptr<Transfer>> ready_;
     std::vector<Completion> completions_;
-    std::vector<Bytes> notices_;
+    std::deque<Bytes> notices_;
 };
 
 }  // namespace kvferry

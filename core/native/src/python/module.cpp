@@ -4,7 +4,6 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -60,14 +59,19 @@ std::optional<Bytes> copy(const std::optional<nb::bytes> &notice) {
     return Bytes(bytes.begin(), bytes.end());
 }
 
-std::shared_ptr<BlockMap> block_map(const std::vector<PoolTuple> &tuples) {
+// What the interpreter holds of a block map. The lanes share the map, not this: they would wait for the GIL to let it go.
+struct PreparedMap {
+    std::shared_ptr<const BlockMap> map;
+};
+
+PreparedMap prepare_map(const std::vector<PoolTuple> &tuples) {
     std::vector<PoolPair> pools;
     for (const auto &[src_base, src_stride, src_blocks, dst_base, dst_stride, dst_blocks, runs] : tuples) {
         PoolPair pool{src_base, src_stride, src_blocks, dst_base, dst_stride, dst_blocks, {}};
         for (const auto &[offset, nbytes] : runs) pool.runs.push_back({offset, nbytes});
         pools.push_back(std::move(pool));
     }
-    return std::make_shared<BlockMap>(std::move(pools));
+    return {std::make_shared<BlockMap>(std::move(pools))};
 }
 
 std::unique_ptr<Engine> make_engine(const std::string &transport, const Options &options, std::size_t lanes,
@@ -160,9 +164,9 @@ nb::bytes pack_descriptor(const std::string &transport, const nb::bytes &key, co
     return python(encode(descriptor));
 }
 
-nb::list plan_segments(const BlockMap &map, const Int32Array &src, const Int32Array &dst) {
+nb::list plan_segments(const PreparedMap &prepared, const Int32Array &src, const Int32Array &dst) {
     nb::list result;
-    for (const Segment &each : plan(map, ids(src), ids(dst))) result.append(nb::make_tuple(each.src, each.dst, each.nbytes));
+    for (const Segment &each : plan(*prepared.map, ids(src), ids(dst))) result.append(nb::make_tuple(each.src, each.dst, each.nbytes));
     return result;
 }
 
@@ -191,9 +195,9 @@ void bind_engine(nb::module_ &module) {
             "peer"_a, "src"_a, "dst"_a, "nbytes"_a, "notice"_a = nb::none())
         .def(
             "submit_blocks",
-            [](Engine &engine, PeerId peer, std::shared_ptr<BlockMap> map, const Int32Array &src, const Int32Array &dst,
+            [](Engine &engine, PeerId peer, const PreparedMap &prepared, const Int32Array &src, const Int32Array &dst,
                const std::optional<nb::bytes> &notice) {
-                return engine.submit_blocks(peer, {std::move(map), ids(src), ids(dst)}, copy(notice));
+                return engine.submit_blocks(peer, {prepared.map, ids(src), ids(dst)}, copy(notice));
             },
             "peer"_a, "map"_a, "src"_a, "dst"_a, "notice"_a = nb::none())
         .def("cancel", &Engine::cancel, "transfer"_a, "reason"_a = "cancelled")
@@ -223,9 +227,9 @@ NB_MODULE(_engine, module) {
             PyErr_SetObject(engine_error, arguments.ptr());
         }
     });
-    nb::class_<BlockMap>(module, "BlockMap")
-        .def(nb::new_(&block_map), "pools"_a)
-        .def_prop_ro("block_bytes", &BlockMap::block_bytes)
+    nb::class_<PreparedMap>(module, "BlockMap")
+        .def(nb::new_(&prepare_map), "pools"_a)
+        .def_prop_ro("block_bytes", [](const PreparedMap &prepared) { return prepared.map->block_bytes(); })
         .def("plan", &plan_segments, "src"_a, "dst"_a);
     module.def("unpack_descriptor", &unpack_descriptor, "body"_a);
     module.def("pack_descriptor", &pack_descriptor, "transport"_a, "key"_a, "regions"_a, "backings"_a,

@@ -111,6 +111,8 @@ kvferry_status UcxAgent::post(std::uint64_t id, std::uint64_t post, std::span<co
     Peer &target = peer(id);
     const Endpoint &connection = endpoint(target);
     if (connection.broken()) throw Error(KVFERRY_UNREACHABLE, "the connection broke");
+    // Before the first write starts: what UCX has started holds on to the operation.
+    for (const auto &segment : segments) connection.key(segment.dst, segment.nbytes);
     auto operation = std::make_unique<Operation>(Operation{post, id});
     for (const auto &segment : segments) {
         put(*operation, connection, segment);
