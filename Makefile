@@ -35,7 +35,7 @@ demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
 test: $(STAMP) ## All tests (under 15 minutes on two cores)
 	$(BIN)/python -m pytest $(ARGS)
 
-faults: $(STAMP) ## Every fault scenario, 20 rounds each (about a quarter of an hour)
+faults: $(STAMP) ## Every fault scenario on every pair, 20 rounds each (about an hour)
 	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, the wheels' configuration
