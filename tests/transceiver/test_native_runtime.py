@@ -355,16 +355,16 @@ def test_a_long_write_tells_how_far_it_is(run_native, fetch, kit):
 
 @pytest.mark.parametrize("by", ["context", "generation"])
 def test_a_cancellation_in_mid_write_is_prompt_and_nothing_is_written_after_it(run_native, fetch, kit, by):
-    pair = run_native(agent=SLOW)
+    pair = run_native(agent={**SLOW, "delay_us": 100_000}, kv_transfer_timeout_ms=20_000)  # four seconds
     received = fetch(pair, prompt=LONG)
     kit.wait_until(lambda: is_in_mid_write(pair))
     requests = {"context": TransferRequest(1, LONG), "generation": received}
     getattr(pair, by).transceiver.cancel_request(requests[by])
-    kit.wait_until(lambda: pair.context.transceiver.drained and pair.generation.transceiver.drained, 0.5)
+    kit.wait_until(lambda: pair.context.transceiver.drained and pair.generation.transceiver.drained, 2)
     after = bytes_of(pair.generation, 11)
     assert [event.outcome for event in ended(pair)] == ["cancelled", "cancelled"]
     assert not equal(pair)
-    time.sleep(0.1)
+    time.sleep(0.2)
     assert bytes_of(pair.generation, 11) == after
 
 
