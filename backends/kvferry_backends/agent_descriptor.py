@@ -1,6 +1,7 @@
 """What one agent of ours tells another before they can meet: the same for both runtimes, so that they can be mixed."""
 
 import zlib
+from typing import Annotated
 
 import msgspec
 
@@ -11,11 +12,13 @@ MAX_BYTES = 1 << 20
 _FORMAT = "kvferry-agent/1"
 _CHECKSUM_BYTES = 4
 
-RegionRow = tuple[int, int, int, int]
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Small = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+
+RegionRow = tuple[_Natural, _Natural, _Small, _Small]
 """Address, bytes, kind of memory (0 = CPU, 1 = CUDA), number of the device."""
 
-
-BackingRow = tuple[int, int, int, int]
+BackingRow = tuple[_Small, _Natural, _Natural, _Natural]
 """The file behind a region: descriptor in its owner's process, device, inode, offset."""
 
 
@@ -37,7 +40,7 @@ class AgentDescriptor(msgspec.Struct, frozen=True):
     lanes: tuple[bytes, ...]
     """The transport's metadata, one a lane; a peer without lanes takes the first."""
     backings: tuple[BackingRow | None, ...] = ()
-    """By region, where it can be mapped by a process of the same host."""
+    """By region, where it can be mapped by a process of the same host; empty: none can."""
     format: str = _FORMAT
 
 
@@ -67,6 +70,11 @@ def decode(body: bytes, transport: str) -> AgentDescriptor:
         raise TransferError(f"{descriptor.name} speaks {descriptor.transport}, this agent speaks {transport}")
     if not descriptor.lanes or len(descriptor.key) != 16:
         raise TransferError(f"the descriptor of {descriptor.name!r} lacks its lanes or its key")
+    if len(descriptor.backings) not in (0, len(descriptor.regions)):
+        raise TransferError(
+            f"the descriptor of {descriptor.name!r} has {len(descriptor.regions)} regions, "
+            f"but says of {len(descriptor.backings)} where they lie"
+        )
     return descriptor
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from kvferry_backends.agent_descriptor import AgentDescriptor, decode, encode, memory_kind
 from kvferry_backends.orphaned_bytes import orphaned_bytes
 from kvferry_backends.process_identity import ProcessWatch, own_identity
-from kvferry_plugins.errors import BackendUnavailableError, KvferryError, PeerLostError, TransferError
+from kvferry_plugins.errors import BackendUnavailableError, PeerLostError, TransferError
 from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
 from kvferry_plugins.transceiver import (
     BlockTransferAgent,
@@ -127,7 +127,7 @@ class NativeAgent(BlockTransferAgent):
             with self._speaking(f"could not connect to {decoded.name}"):
                 body = pack_descriptor(decoded.transport, decoded.key, decoded.regions, decoded.backings, decoded.lanes)
                 peer = PeerId(self._engine.connect(body, -1 if watch.pidfd is None else watch.pidfd))
-        except KvferryError:
+        except BaseException:
             watch.close()
             raise
         if peer in self._peers:

@@ -30,10 +30,15 @@ def create_transfer_agent(spec: AgentSpec) -> TransferAgent:
 
 
 def _native_agent(spec: AgentSpec) -> TransferAgent:
-    from kvferry_backends.loopback import keep_nixl_on_loopback, take_loopback_option
+    from kvferry_backends.loopback import (
+        keep_nixl_on_loopback,
+        leave_out_infiniband_where_there_is_none,
+        take_loopback_option,
+    )
     from kvferry_backends.native_agent import NativeAgent
 
     spec, on_loopback = take_loopback_option(spec)
     if on_loopback:
         keep_nixl_on_loopback()
+    leave_out_infiniband_where_there_is_none()
     return NativeAgent(spec, "nixl")

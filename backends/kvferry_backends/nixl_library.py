@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from kvferry_backends.loopback import keep_nixl_on_loopback
+from kvferry_backends.loopback import keep_nixl_on_loopback, leave_out_infiniband_where_there_is_none
 from kvferry_plugins.errors import BackendUnavailableError
 
 TRANSPORT = "UCX"
@@ -32,6 +32,7 @@ def make_agent(name: str, *, progress_thread: bool = False, loopback_only: bool 
     """
     if loopback_only:
         keep_nixl_on_loopback()
+    leave_out_infiniband_where_there_is_none()
     api = _import_api()
     config = api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[TRANSPORT])
     try:

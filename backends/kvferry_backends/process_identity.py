@@ -3,6 +3,7 @@
 import os
 import select
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -16,7 +17,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     boot_id: str
     pid_namespace: int
     network_namespace: int
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
     start_ticks: int
 
     def shares_kernel_with(self, other: "ProcessIdentity") -> bool:
