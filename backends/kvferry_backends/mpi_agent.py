@@ -14,9 +14,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Nothing of UCX or libfabric: they would listen, and UCX's own transports tolerate no failure.
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_osc": "^ucx",
-    # Scattered memory is copied by both processes, through shared memory, in fragments of this size: 32 KiB, the
-    # default, is a third slower. What is contiguous the target copies alone (CMA), where the kernel lets it.
-    "OMPI_MCA_btl_sm_max_send_size": str(256 << 10),
+    # Scattered memory is copied by both processes, through shared memory, in fragments of this size: with 32 KiB, the
+    # default, that is a third slower. What is contiguous the target copies alone (CMA), where the kernel lets it.
+    "OMPI_MCA_btl_sm_max_send_size": str(1 << 20),
 }
 """What Open MPI is told, where the operator has told it nothing else."""
 
