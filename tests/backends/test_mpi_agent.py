@@ -3,7 +3,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,26 +114,35 @@ def test_both_may_write_at_once(pair):
         assert written(side, transfer)
 
 
+@contextmanager
+def asleep(side):
+    """A target that expects nobody, and whose owner does not look."""
+    side.ask("set_polling", on=False)
+    side.ask("set_active", active=False)
+    time.sleep(0.05)
+    yield
+    side.ask("set_active", active=True)
+    side.ask("set_polling", on=True)
+
+
 def test_a_target_that_is_not_told_of_a_writer_receives_late_and_loses_nothing(pair):
     writer, target = pair
-    target.ask("set_active", active=False)
-    transfer = writer.write(target, writer.peer, pieces=64)
-    assert writer.ask("outcome", transfer=transfer, seconds=0.3) is None
-    target.ask("set_active", active=True)
+    with asleep(target):
+        transfer = writer.write(target, writer.peer, pieces=64)
+        assert writer.ask("outcome", transfer=transfer, seconds=0.3) is None
     assert written(writer, transfer)
     assert target.ask("count", seed=SEED) == target.nbytes
 
 
 def test_a_cancelled_transfer_ends_when_nothing_of_it_is_in_flight(pair):
     writer, target = pair
-    target.ask("set_active", active=False)
-    begun, waiting = ([writer.write(target, writer.peer, pieces=64) for _ in range(4)] for _ in range(2))
-    assert writer.ask("outcome", transfer=begun[0], seconds=0.5) is None
-    assert all(writer.ask("cancel", transfer=transfer) for transfer in (*begun, *waiting))
     cancelled = {"ok": False, "error": "cancelled"}
-    assert [writer.ask("outcome", transfer=transfer) for transfer in waiting] == [cancelled] * 4
-    assert writer.ask("outcome", transfer=begun[0], seconds=0.2) is None
-    target.ask("set_active", active=True)
+    with asleep(target):
+        begun, waiting = ([writer.write(target, writer.peer, pieces=64) for _ in range(4)] for _ in range(2))
+        assert writer.ask("outcome", transfer=begun[0], seconds=0.5) is None
+        assert all(writer.ask("cancel", transfer=transfer) for transfer in (*begun, *waiting))
+        assert [writer.ask("outcome", transfer=transfer) for transfer in waiting] == [cancelled] * 4
+        assert writer.ask("outcome", transfer=begun[0], seconds=0.2) is None
     assert [writer.ask("outcome", transfer=transfer) for transfer in begun] == [cancelled] * 4
     assert not writer.ask("cancel", transfer=begun[0])
 
