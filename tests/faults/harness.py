@@ -152,6 +152,8 @@ class Cast:
 
     def close(self) -> None:
         """End all that last, and all that wait for their part."""
+        for worker in self._waiting.values():
+            worker.signal(signal.SIGKILL)
         _close([*self._lasting.values(), *self._waiting.values()])
 
 
