@@ -28,26 +28,27 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 def main() -> None:
     """Take the streams, run the command on them, and tell its end."""
     path, number, *command = sys.argv[1:]
-    _end_with_parent(signal.SIGKILL)
+    _end_with(os.getppid())
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(path)
         _tell(channel, number=int(number))
         _, streams, _, _ = socket.recv_fds(channel, 1, 3)
         if len(streams) != 3:
             raise SystemExit(f"{path} gave {len(streams)} streams, not 3")
+        mine = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become(command, streams, channel)
+            _become(command, streams, channel, mine)
         for stream in streams:
             os.close(stream)
         _tell(channel, pid=pid)
         _tell(channel, status=os.waitstatus_to_exitcode(_wait(pid)))
 
 
-def _become(command: list[str], streams: list[int], channel: socket.socket) -> None:
+def _become(command: list[str], streams: list[int], channel: socket.socket, parent: int) -> None:
     """Turn into the worker; never returns."""
     try:
-        _end_with_parent(signal.SIGKILL)
+        _end_with(parent)
         channel.close()
         os.setpgid(0, 0)  # a signal to the launcher's whole group would come twice
         for target, stream in enumerate(streams):
@@ -70,9 +71,12 @@ def _tell(channel: socket.socket, **what: int) -> None:
     channel.sendall(json.dumps(what).encode() + b"\n")
 
 
-def _end_with_parent(number: signal.Signals) -> None:
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process with its parent, which may be gone by now."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(127)
 
 
 if __name__ == "__main__":
