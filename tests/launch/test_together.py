@@ -1,4 +1,3 @@
-import json
 import logging
 import os
 import signal
@@ -21,27 +20,16 @@ print("bye", file=sys.stderr)
 WAIT = "import sys; sys.stdin.read()"
 
 
-def shell_launcher(commands):
-    """Starts them side by side from one process, and waits, as ``mpiexec`` does."""
-    program = """
-import json, signal, subprocess, sys
-children = [subprocess.Popen(command) for command in json.loads(sys.argv[1])]
-signal.signal(signal.SIGTERM, lambda *_: [child.kill() for child in children])
-print("all started", flush=True)
-sys.exit(max(abs(child.wait()) for child in children))
-"""
-    return [sys.executable, "-c", program, json.dumps([list(command) for command in commands])]
-
-
 def order(name, program, **streams):
     return Order(name, [sys.executable, "-c", program], stdin=subprocess.PIPE, **streams)
 
 
 @pytest.fixture
-def start():
+def start(launcher):
+    usual = launcher
     with ExitStack() as stack:
 
-        def started(*programs, launcher=shell_launcher):
+        def started(*programs, launcher=usual):
             orders = [order(f"worker {number}", program) for number, program in enumerate(programs)]
             return stack.enter_context(World(launcher, orders))
 
