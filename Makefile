@@ -12,7 +12,7 @@ NATIVE_SOURCES := $(NATIVE)/CMakeLists.txt $(NATIVE)/pyproject.toml $(shell find
 .PHONY: help install demo test lint bench faults native native-test sanitize clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## Make .venv, build kvferry-native, and install kvferry with it
 

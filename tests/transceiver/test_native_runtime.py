@@ -164,14 +164,14 @@ def test_a_buffer_that_holds_no_block_is_refused_with_the_least_that_does(refuse
 
 
 def test_a_buffer_beyond_memory_is_refused_with_the_most_that_fits(refused, monkeypatch):
-    monkeypatch.setattr(native_options, "available_memory", lambda: 10 * BLOCK_BYTES + 5)
+    monkeypatch.setattr(native_options, "available_memory", lambda device: 10 * BLOCK_BYTES + 5)
     message = refused(ConfigError, max_tokens_in_buffer=44)
     assert "cache_transceiver_config.max_tokens_in_buffer" in message
     assert "set it to 40 or less" in message
 
 
 def test_a_buffer_that_memory_has_not_got_after_all_is_one_clear_error(refused, monkeypatch):
-    monkeypatch.setattr(native_options, "available_memory", lambda: None)
+    monkeypatch.setattr(native_options, "available_memory", lambda device: 1 << 70)
     message = refused(BackendUnavailableError, max_tokens_in_buffer=1 << 48)
     assert "a staging buffer of" in message
     assert "does not fit memory" in message

@@ -18,11 +18,13 @@ def _buffer_holds_whole_blocks(args: EngineArgs, defaults: ModelDefaults) -> lis
     block: int = defaults.values.get(BLOCK_SIZE, args.kv_cache_config.tokens_per_block)
     if buffer is None or buffer % block == 0:
         return []
+    below, above = buffer // block * block, (buffer // block + 1) * block
+    nearest = f"nearest are {below} and {above}" if below else f"smallest is {above}"
     by_model = f" (a default of {_plugin(defaults, BLOCK_SIZE)})" if BLOCK_SIZE in defaults.values else ""
     return [
         ConfigError(
             f"{BUFFER!r} should be a multiple of tokens_per_block, which is {block}{by_model}, but is {buffer}; "
-            f"the nearest are {buffer // block * block or block} and {(buffer // block + 1) * block}",
+            f"the {nearest}",
             setting=BUFFER,
         )
     ]

@@ -1,9 +1,9 @@
 """From the transceiver's configuration to the native engine's options: the one place where that is done."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from kvferry.cache.memory import available_memory
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.layout import KvLayout
 from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES
@@ -38,20 +38,11 @@ def _staging_bytes(tokens: int, layout: KvLayout) -> int:
     nbytes = sum(
         tokens * layout.block_bytes(index) // group.tokens_per_block for index, group in enumerate(layout.groups)
     )
-    available = available_memory()
-    if available is not None and nbytes > available:
+    available = available_memory("cpu")
+    if nbytes > available:
         raise ConfigError(
             f"{_BUFFER!r} is {tokens} tokens = {nbytes} bytes, but only {available} bytes of memory are available; "
             f"set it to {tokens * available // nbytes // largest * largest} or less",
             setting=_BUFFER,
         )
     return nbytes
-
-
-def available_memory() -> int | None:
-    """Bytes that the kernel says can be had without swapping; None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
