@@ -19,6 +19,9 @@ constexpr auto kNapInFlight = 10ms;
 
 constexpr unsigned kRefusedSleeps = 256;
 
+// From one look at a transport without a descriptor to the next, while something is in demand but nothing moves.
+constexpr auto kLookAgain = 50us;
+
 // A piece that is at least so long goes past the caches.
 constexpr std::uint64_t kStreamed = 1u << 20;
 
@@ -238,12 +241,17 @@ void Lane::rest(bool moved) {
         sleep(-1ms);
         return;
     }
-    if (agent_->wakeup_fd() < 0 || nudges_ > 0 || Clock::now() - last_move_ < limits_.spin) {
+    if (nudges_ > 0 || Clock::now() - last_move_ < limits_.spin) {
         // Two workers of one machine may share a core: whoever has bytes to move goes first.
         ::sched_yield();
         return;
     }
-    sleep(working ? kNapInFlight : -1ms);
+    if (agent_->wakeup_fd() < 0) {
+        // A target that spins takes its writer's core, and half of its speed with it.
+        std::this_thread::sleep_for(kLookAgain);
+    } else {
+        sleep(working ? kNapInFlight : -1ms);
+    }
     if (!posted_.empty()) forget_dead_peers();
 }
 
