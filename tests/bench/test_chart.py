@@ -35,6 +35,18 @@ def test_a_file_that_cannot_be_written_is_refused(name, tmp_path):
         require_chart(tmp_path / name)
 
 
+@pytest.mark.parametrize("backends", [("MPI",), ("MPI", "NIXL", "UCX")])
+def test_the_title_is_no_wider_than_the_panels(measured, backends, monkeypatch, tmp_path):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.append(figure))
+    draw([measured(backend=backend) for backend in backends], tmp_path / "chart.png")
+    title = drawn[0].texts[0].get_window_extent()
+    assert title.x0 >= 0
+    assert title.x1 <= drawn[0].bbox.x1
+
+
 def test_panels_share_an_axis_that_cuts_no_line_off(measured, monkeypatch, tmp_path):
     from matplotlib.figure import Figure
 

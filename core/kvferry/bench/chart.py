@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from kvferry.bench.measurement import Measurement, Series
@@ -19,6 +20,8 @@ FORMATS = (".png", ".svg")
 _COLUMNS = 3
 _PANEL = (5.6, 5.2)
 """Inches."""
+_TITLE = 56
+"""Characters of the title that fit over a panel."""
 
 _OURS = {"kvferry, in order": "tab:blue", "kvferry, shuffled": "tab:orange"}
 _RAW = ("tab:green", "tab:olive", "tab:cyan", "tab:purple", "tab:brown", "tab:pink")
@@ -47,7 +50,7 @@ def draw(measurements: Sequence[Measurement], path: Path) -> None:
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows), layout="constrained")
-    figure.suptitle(_title(measurements[0]))
+    figure.suptitle(fill(_title(measurements[0]), _TITLE * columns))
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axis, panel in zip(axes.flat, panels, strict=False):
         _draw_panel(axis, panel)
@@ -72,9 +75,9 @@ def _draw_panel(axis: "Axes", panel: Sequence[Measurement]) -> None:
         chosen = [(found.raw if name is None else found.against[name])[way] for found in panel]
         label = f"raw{f' {name}' if name else ''}, {way}"
         _line(axis, panel, chosen, label, color=color, marker=".", linestyle="--")
-    _line(axis, panel, [found.memcpy for found in panel], "memcpy", color="black", linestyle=":")
+    _line(axis, panel, [found.memcpy for found in panel], "memcpy", color="black", marker=".", linestyle=":")
     pieces = [found.memcpy_of_pieces for found in panel]
-    _line(axis, panel, pieces, "memcpy, blocks shuffled", color="dimgray", linestyle="-.")
+    _line(axis, panel, pieces, "memcpy, shuffled", color="dimgray", marker=".", linestyle="-.")
     _finish(axis, panel)
 
 

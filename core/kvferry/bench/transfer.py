@@ -54,7 +54,8 @@ def measure(plan: Plan, modules: Mapping[str, str], progress: Progress) -> Measu
     Raises:
         ChildError: a process failed; a hand-off failed or arrived wrong.
     """
-    progress(f"{plan.pairing}, {plan.blocks} blocks: starting workers and the raw transport")
+    blocks = "1 block" if plan.blocks == 1 else f"{plan.blocks} blocks"
+    progress(f"{plan.pairing}, {blocks}: starting workers and the raw transport")
     pools = workers(plan.pairing, blocks=plan.blocks, block_bytes=plan.block_bytes)
     with pools as sides, _baselines(plan, modules) as baselines:
         pair, found = Pair(sides), _empty(plan, baselines)
