@@ -114,19 +114,24 @@ def is_in_mid_write(pair: WorkerPair) -> bool:
 
 def test_without_a_setting_the_staging_buffer_is_the_engines_choice():
     layout = KVCacheManagerV1(MANAGER).layout
-    assert STAGING_BYTES not in native_options.native_options({}, layout)
-    assert STAGING_BYTES not in native_options.native_options({"max_tokens_in_buffer": None}, layout)
+    assert STAGING_BYTES not in native_options.native_options({}, layout, Role.CONTEXT)
+    assert STAGING_BYTES not in native_options.native_options({"max_tokens_in_buffer": None}, layout, Role.CONTEXT)
 
 
 def test_tokens_are_turned_into_the_bytes_that_they_take():
     layout = KVCacheManagerV1(MANAGER).layout
-    assert native_options.native_options({"max_tokens_in_buffer": 8}, layout)[STAGING_BYTES] == 2 * BLOCK_BYTES
+    options = native_options.native_options({"max_tokens_in_buffer": 8}, layout, Role.CONTEXT)
+    assert options[STAGING_BYTES] == 2 * BLOCK_BYTES
 
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_whether_peers_are_mapped_is_the_configurations_word(allowed):
     config = {"kv_transfer_shared_memory": allowed}
-    assert native_options.native_options(config, KVCacheManagerV1(MANAGER).layout)[MAP_PEERS] is allowed
+    assert native_options.native_options(config, KVCacheManagerV1(MANAGER).layout, Role.CONTEXT)[MAP_PEERS] is allowed
+
+
+def test_who_writes_to_nobody_maps_nobody():
+    assert native_options.native_options({}, KVCacheManagerV1(MANAGER).layout, Role.GENERATION)[MAP_PEERS] is False
 
 
 def settled() -> tuple[int, int]:

@@ -87,6 +87,11 @@ class Links:
     def __iter__(self) -> Iterator[Link]:
         return iter(list(self._by_address.values()))
 
+    @property
+    def watched(self) -> bool:
+        """Whether there is a peer whose end is to be seen; one that the agent knows may have no link any more."""
+        return bool(self._by_address or self._known)
+
     def get(self, address: Address) -> Link | None:
         """The peer at an address, if it has said HELLO."""
         return self._by_address.get(address)

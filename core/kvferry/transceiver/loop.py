@@ -36,7 +36,7 @@ logger = logging.getLogger("kvferry.transceiver")
 TICK_UNSETTLED = 0.05
 """Seconds between looks at the clocks while a session is under way or in quarantine."""
 TICK_LINKED = 0.5
-"""The same with peers, but nothing to do for them."""
+"""The same with peers, but nothing to do for them: their ends are to be seen, since an agent holds memory of theirs."""
 TARGET_PATIENCE_MS = 1
 """A passive target progresses so often, and on every message. Spinning would take a core from the writer and from
 ZeroMQ's threads: measured, it was slower over shared memory and no faster over TCP (docs/performance.md)."""
@@ -155,7 +155,7 @@ class Loop:
         """Seconds between looks at the clocks; None = there is nothing that a clock could change."""
         if self.context.unsettled or self.generation.unsettled:
             return TICK_UNSETTLED
-        return TICK_LINKED if any(True for _ in self.links) else None
+        return TICK_LINKED if self.links.watched else None
 
     def _drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -234,7 +234,7 @@ class Loop:
                 self.context.on_completion(completion)
 
     def _tick(self) -> None:
-        if any(True for _ in self.links):
+        if self.links.watched:
             self._progress()  # a fenced writer's last bytes land by our own progress
         for part in (self.links, self.context, self.generation):
             with self._contained("the clocks"):

@@ -6,22 +6,25 @@ from typing import Any
 from kvferry.cache.memory import available_memory
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.layout import KvLayout
-from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES
+from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES, Role
 
 _BUFFER = "cache_transceiver_config.max_tokens_in_buffer"
 
 
-def native_options(config: Mapping[str, Any], layout: KvLayout) -> dict[str, object]:
+def native_options(config: Mapping[str, Any], layout: KvLayout, role: Role) -> dict[str, object]:
     """Return options for ``AgentSpec``; what the configuration leaves open is the engine's own choice.
 
     Args:
         config: the effective ``cache_transceiver_config``.
         layout: of the manager, which says what a token takes.
+        role: only a context worker writes. Whoever maps a peer's pool keeps its memory from being freed.
 
     Raises:
         ConfigError: ``max_tokens_in_buffer`` holds no block of some layer group, or more than memory has free.
     """
-    options: dict[str, object] = {MAP_PEERS: bool(config.get("kv_transfer_shared_memory", True))}
+    options: dict[str, object] = {
+        MAP_PEERS: role is Role.CONTEXT and bool(config.get("kv_transfer_shared_memory", True))
+    }
     tokens = config.get("max_tokens_in_buffer")
     if tokens is not None:
         options[STAGING_BYTES] = _staging_bytes(tokens, layout)

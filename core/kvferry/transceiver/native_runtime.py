@@ -17,7 +17,7 @@ class KvCacheTransceiverCpp(SessionTransceiver):
     """
 
     def __init__(self, spec: TransceiverSpec) -> None:
-        options = native_options(spec.config, spec.manager.layout)
+        options = native_options(spec.config, spec.manager.layout, spec.role)
         super().__init__(spec, lambda agent: _block_list_writer(spec.backend, agent), options)
 
 
