@@ -1,7 +1,6 @@
 """Worker processes that the demo starts, watches, and ends by their id."""
 
 import contextlib
-import ctypes
 import json
 import os
 import queue
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from kvferry.launch.process import Process, describe_status
+from kvferry.launch.process import Process, describe_status, end_with_parent
 from kvferry.launch.together import Launcher, Order, World
 from kvferry_plugins.errors import KvferryError
 
@@ -23,7 +22,6 @@ READY_SECONDS = 600.0
 STOP_SECONDS = 5.0
 LAST_LINES = 12
 PROGRESS = "progress: "
-_PR_SET_PDEATHSIG = 1
 
 
 class WorkerFailedError(KvferryError):
@@ -61,7 +59,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to pass on
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
             env=worker_environ(),
         )
         self._read(self._process.stdout, self._output.put, lambda: self._output.put(None))
@@ -163,12 +161,6 @@ class WorkerProcess:
         reader = threading.Thread(target=read, daemon=True, name=f"{self.name}-output")
         reader.start()
         self._readers.append(reader)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end the worker if the demo is killed and cannot do it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def worker_environ() -> dict[str, str]:

@@ -72,7 +72,8 @@ def run_probes(
         if left:
             progress(f"probing {', '.join(left.values())}")
 
-    progress(f"probing {', '.join(left.values())}")
+    if left:
+        progress(f"probing {', '.join(left.values())}")
     endings = call_isolated(calls, timeout=timeout, at_once=AT_ONCE, on_end=tell)
     done = {id(each): _probed(each, ending) for each, ending in zip(runnable, endings, strict=True)}
     return [done.get(id(each), each) for each in wanted]

@@ -14,14 +14,14 @@ The worker's own end is not passed on as this process's status: a launcher ends 
 they shall go on is not the launcher's to say.
 """
 
-import ctypes
 import json
 import os
 import signal
 import socket
 import sys
 
-PR_SET_PDEATHSIG = 1
+from kvferry.launch.process import end_with_parent
+
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -73,8 +73,7 @@ def _tell(channel: socket.socket, **what: int) -> None:
 
 def _end_with(parent: int) -> None:
     """Have the kernel end this process with its parent, which may be gone by now."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(127)
 

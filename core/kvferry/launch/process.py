@@ -1,7 +1,11 @@
 """What a starter of workers needs of a process, however it was started; ``subprocess.Popen`` has it too."""
 
+import ctypes
 import signal
+import sys
 from typing import IO, Protocol
+
+_PR_SET_PDEATHSIG = 1
 
 
 class Process(Protocol):
@@ -33,6 +37,12 @@ class Process(Protocol):
 
     def kill(self) -> None:
         """Send it SIGKILL."""
+
+
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal once its parent has ended, and cannot do it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def describe_status(status: int) -> str:

@@ -1,7 +1,6 @@
 """Workers of a transport that has them in one world, started by one command, each with streams of its own."""
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -20,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
-from kvferry.launch.attached import PR_SET_PDEATHSIG
-from kvferry.launch.process import describe_status
+from kvferry.launch.process import describe_status, end_with_parent
 from kvferry.registry.door import Registry
 from kvferry_plugins.errors import KvferryError
 
@@ -176,7 +174,7 @@ class World:
                 stderr=self._errors,
                 env=dict(environ) if environ is not None else None,
                 start_new_session=True,  # Ctrl-C is ours to pass on
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,  # the launcher, and it the workers
             )
         except OSError as error:
             raise LaunchError(f"{command[0]} cannot be started: {error}") from error
@@ -275,9 +273,3 @@ def _attached(path: Path, rank: int, order: Order) -> list[str]:
 
 def _end_of(process: AttachedProcess) -> tuple[str, int, str]:
     return process.name, process.pid, describe_status(process.returncode or 0)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end the launcher, and it the workers, if we are killed and cannot do it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
