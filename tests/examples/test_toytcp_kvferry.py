@@ -48,7 +48,7 @@ def test_explain_names_the_installed_plugin_as_provider_and_falls_back_to_python
     assert status == 0
     assert document["providers"] == {"backend": "toytcp", "runtime": "runtime_python", "manager": "cache_manager_v1"}
     assert (runtime["value"], runtime["source"]) == ("PYTHON", "fallback")
-    assert runtime["reason"].startswith("falls back to PYTHON")
+    assert runtime["reason"].startswith("falls back to PYTHON, the only runtime of TOYTCP: ")
 
 
 def test_cpp_on_it_is_refused(explain):

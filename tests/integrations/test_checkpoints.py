@@ -175,6 +175,14 @@ def test_what_is_no_checkpoint_is_an_input_error(tmp_path, monkeypatch, name, me
         find_checkpoint(name)
 
 
+def test_a_model_that_is_nowhere_has_no_configuration_either(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"no model 'nowhere': it is neither a folder, .* nor one of gemma3-270m, smollm2"
+    ):
+        find_configuration("nowhere")
+
+
 def test_a_checkpoint_that_lacks_weights_is_an_input_error(tiny_gguf, own_cache, tmp_path):
     from safetensors.numpy import load_file, save_file
 

@@ -67,11 +67,7 @@ def find_checkpoint(model: str | os.PathLike[str], progress: Progress = no_progr
         return _checked_folder(path)
     if path.is_file():
         raise ConfigError(f"{path} is no checkpoint; name its folder, or a .gguf file", setting="model")
-    raise ConfigError(
-        f"no model {os.fspath(model)!r}: it is neither a folder, nor a .gguf file, nor one of "
-        f"{', '.join(sorted(PACKAGED_MODELS))}; kvferry downloads nothing by itself",
-        setting="model",
-    )
+    raise _unknown(model)
 
 
 def find_configuration(model: str | os.PathLike[str]) -> Path:
@@ -81,10 +77,12 @@ def find_configuration(model: str | os.PathLike[str]) -> Path:
         model: as ``find_checkpoint`` takes it; a folder needs no weights, and the ``config.json`` itself will do.
 
     Raises:
-        ConfigError: the model's GGUF file is not installed, or was not converted yet.
+        ConfigError: there is no such model, or its GGUF file is not installed, or was not converted yet.
     """
     found = _gguf_parts(model)
     if found is None:
+        if not Path(model).exists():
+            raise _unknown(model)
         return Path(model)
     from kvferry.integrations.gguf_conversion import converted_folder
 
@@ -97,6 +95,14 @@ def find_configuration(model: str | os.PathLike[str]) -> Path:
             setting="model",
         )
     return folder
+
+
+def _unknown(model: str | os.PathLike[str]) -> ConfigError:
+    return ConfigError(
+        f"no model {os.fspath(model)!r}: it is neither a folder, nor a .gguf file, nor one of "
+        f"{', '.join(sorted(PACKAGED_MODELS))}; kvferry downloads nothing by itself",
+        setting="model",
+    )
 
 
 def _gguf_parts(model: str | os.PathLike[str]) -> tuple[tuple[Path, ...], str] | None:

@@ -125,8 +125,15 @@ def _fallen_back(
         _raise(impossible, f"transceiver_runtime 'auto' falls back to {runtime} ({why}), which cannot be had")
     lost = _unasked(silence) if silence else _refused(preference, why)
     value = None if runtime == FALLBACK_RUNTIME else runtime
-    decision = Decision(RUNTIME, "auto", value, "fallback", None, f"falls back to {runtime}: {why}", lost)
+    decision = Decision(RUNTIME, "auto", value, "fallback", None, f"{_falls_back(question, runtime)}: {why}", lost)
     return RuntimeChoice(decision, runtime, _provider(question, runtime), _log(question, decision))
+
+
+def _falls_back(question: RuntimeQuestion, runtime: str) -> str:
+    backend = question.backend.backend if question.backend else None
+    if backend is None or runtime == FALLBACK_RUNTIME:
+        return f"falls back to {runtime}"
+    return f"falls back to {runtime}, the only runtime of {backend.value.name}"
 
 
 def _refused(preference: Ranked[str] | None, why: str) -> tuple[Candidate, ...]:
