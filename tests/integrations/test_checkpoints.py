@@ -210,5 +210,6 @@ def test_the_configuration_of_a_converted_file_is_where_its_checkpoint_is(tiny_g
 
 
 def test_the_configuration_of_anything_else_is_where_it_says(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     assert find_configuration(tmp_path) == tmp_path
     assert find_configuration(tmp_path / "config.json") == tmp_path / "config.json"
