@@ -8,6 +8,7 @@ from kvferry.testing import isolated_registry
 from kvferry_plugins import hookimpl
 from kvferry_plugins.errors import BackendUnavailableError, HookError
 from kvferry_plugins.kv_cache import KVCacheManager
+from kvferry_plugins.testing import ScriptedAgent
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
 from kvferry_plugins.types import (
     AgentSpec,
@@ -202,10 +203,23 @@ def test_only_the_parts_of_the_plan_are_looked_for(planned):
     assert missing_libraries(planned({}, registry=registry), registry) == {}
 
 
-def test_the_cpp_runtime_says_that_it_is_not_there_and_what_to_set(built):
-    config = {"cache_transceiver_config": {"backend": "NIXL", "transceiver_runtime": "CPP"}, "device": "cpu"}
-    with pytest.raises(BackendUnavailableError, match="transceiver_runtime to PYTHON"):
-        built(config)
+class Segments:
+    """Brings a backend whose agent takes segments only."""
+
+    name = "segments"
+
+    @hookimpl
+    def transfer_backends(self):
+        return [TransferBackend("WARP", {"CPP": RuntimeSupport()}, "x:y")]
+
+    @hookimpl
+    def create_transfer_agent(self, spec):
+        return ScriptedAgent(spec.name)
+
+
+def test_the_cpp_runtime_says_which_agent_it_cannot_drive_and_what_to_set(built):
+    with pytest.raises(BackendUnavailableError, match=r"WARP: its ScriptedAgent .*transceiver_runtime to PYTHON"):
+        built({**ON, "kv_cache_config": {"max_tokens": 64}}, Segments())
 
 
 def test_manager_v2_says_that_it_is_not_there_and_what_to_set(built):

@@ -152,9 +152,10 @@ def test_an_answer_outside_the_vocabulary_names_plugin_and_value(planned, answer
         ({"enable_pipelined_transfer": True}, ["cache_transceiver_config.enable_pipelined_transfer"]),
     ],
 )
-def test_what_is_impossible_is_said_with_its_setting(planned, fields, settings):
+def test_what_is_impossible_is_said_with_its_setting(planned, declare, runtime, fields, settings):
+    plugin = declare("acme", runtimes=[runtime("CPP", pipelining=False)])
     with pytest.raises(ConfigError) as raised:
-        planned(section(**fields))
+        planned(section(**fields), plugin)
     blockers = getattr(raised.value, "blockers", [raised.value])
     assert [error.setting for error in blockers] == settings
 
@@ -198,8 +199,9 @@ def test_an_explicit_runtime_that_is_disabled_is_an_error(planned):
         planned(section(transceiver_runtime="PYTHON"), registry=registry)
 
 
-def test_several_reasons_are_several_blockers(planned, declare, backend):
-    plugin = declare("acme", backends=[backend("WARP", {"PYTHON": RuntimeSupport()})])
+def test_several_reasons_are_several_blockers(planned, declare, backend, runtime):
+    backends = [backend("WARP", {"PYTHON": RuntimeSupport()})]
+    plugin = declare("acme", backends=backends, runtimes=[runtime("CPP", pipelining=False)])
     with pytest.raises(ResolutionError) as raised:
         planned(section("WARP", transceiver_runtime="CPP", enable_pipelined_transfer=True), plugin)
     assert len(raised.value.blockers) == 2
