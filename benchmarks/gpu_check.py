@@ -1,7 +1,7 @@
 """The GPU check: KV blocks from one process's device memory to another's over CUDA IPC, by value and in GB/s.
 
-    python benchmarks/gpu_check.py                 # says so plainly where there is no GPU
-    python benchmarks/gpu_check.py --device cpu    # a rehearsal: the same code on CPU memory
+    python benchmarks/gpu_check.py    # says so plainly where there is no GPU
+    python benchmarks/gpu_check.py --device cpu --blocks 256 --big-mib 64    # a rehearsal: the same code on CPU memory
 
 NIXL is driven as by the PYTHON runtime, UCX as by CPP. Blocks that are not consecutive go both ways: each as a write of
 its own (scattered), and by a gather kernel, one write and a scatter kernel (gathered). Exit status 0 = all bytes right,
@@ -314,9 +314,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="auto", help="auto (a GPU, if there is one), cuda:N, or cpu to rehearse")
     parser.add_argument("--transport", action="append", choices=RUNTIMES, help="repeatable; both if not given")
-    parser.add_argument("--blocks", type=int, default=4096, help="the most blocks, of 64 KiB")
-    parser.add_argument("--big-mib", type=int, default=1024, help="one contiguous write of so many MiB")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=4096, help="the most blocks, of 64 KiB (4096)")
+    parser.add_argument("--big-mib", type=int, default=1024, help="one contiguous write of so many MiB (1024)")
+    parser.add_argument("--rounds", type=int, default=5, help="that count (5)")
     parser.add_argument("--json", action="store_true", help="one object, and nothing else, on stdout")
     options = parser.parse_args()
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", options.device):
