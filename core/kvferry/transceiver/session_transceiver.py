@@ -127,9 +127,10 @@ class SessionTransceiver(KvCacheTransceiver):
         if not self._loop.stop(SHUTDOWN_SECONDS):
             logger.error("the transfer loop did not stop within %g s; its agent is left open", SHUTDOWN_SECONDS)
             return
-        if not self._shared.ledger.empty:
+        if self._shared.ledger.empty:
+            self._shared.agent.deregister(self._registration)
+        else:  # what is posted may still need the registration, which ends with the agent
             logger.error("shut down with blocks in flight: %s", self._shared.ledger.dump())
-        self._shared.agent.deregister(self._registration)
         self._shared.agent.close()
         self._shared.channel.close()
 

@@ -93,8 +93,8 @@ void Lane::run(const TransportLibrary &library, const Options &options, std::pro
     }
     ready.set_value();
     loop();
-    staging_.reset();
     agent_.reset();
+    staging_.reset();
 }
 
 void Lane::loop() {

@@ -36,17 +36,9 @@ void *map(std::uint64_t nbytes) {
 void Staging::Unmap::operator()(void *memory) const { ::munmap(memory, nbytes); }
 
 Staging::Staging(TransportAgent &agent, std::uint64_t nbytes, std::size_t slots)
-    : agent_(agent), slot_bytes_(nbytes / slots), memory_(map(nbytes), Unmap{nbytes}) {
-    registration_ = agent.register_memory({reinterpret_cast<std::uint64_t>(memory_.get()), nbytes, KVFERRY_CPU, 0});
+    : slot_bytes_(nbytes / slots), memory_(map(nbytes), Unmap{nbytes}) {
+    agent.register_memory({reinterpret_cast<std::uint64_t>(memory_.get()), nbytes, KVFERRY_CPU, 0});
     for (std::size_t slot = 0; slot < slots; ++slot) free_.push_back(slot);
-}
-
-Staging::~Staging() {
-    try {
-        agent_.deregister_memory(registration_);
-    } catch (const Error &) {
-        // The agent goes next, and all that it holds with it.
-    }
 }
 
 std::optional<Staging::Gathered> Staging::gather(std::span<const Segment> segments, std::uint64_t below) {

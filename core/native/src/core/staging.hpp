@@ -12,9 +12,9 @@ namespace kvferry {
 
 class Staging {
 public:
-    // Registers the buffer. Raises KVFERRY_NO_MEMORY if it is not to be had, or what the transport raised.
+    // Registers the buffer, until the agent's end, which must come before this one's: what is posted may still be read
+    // from here. Raises KVFERRY_NO_MEMORY if there is no such buffer to be had, or what the transport raised.
     Staging(TransportAgent &agent, std::uint64_t nbytes, std::size_t slots);
-    ~Staging();
     Staging(const Staging &) = delete;
 
     struct Gathered {
@@ -35,10 +35,8 @@ private:
 
     std::uint64_t copy(std::uint64_t to, std::span<const Segment> run) const;
 
-    TransportAgent &agent_;
     const std::uint64_t slot_bytes_;
     std::unique_ptr<void, Unmap> memory_;
-    std::uint64_t registration_ = 0;
     std::vector<std::size_t> free_;
 };
 

@@ -54,7 +54,8 @@ NixlAgent::NixlAgent(const OptionMap &options) : api_(Api::get()) {
     Handle memories = nullptr, params = nullptr, backend = nullptr;
     try {
         require(api_.plugin_params(agent_, "UCX", &memories, &params), "this NIXL has no UCX plugin");
-        require(api_.create_backend(agent_, "UCX", params, &backend), "NIXL's UCX plugin does not start");
+        require(api_.create_backend(agent_, "UCX", params, &backend),
+                "NIXL's UCX plugin does not start; does UCX_TLS leave it a transport?");
         require(api_.create_options(&options_), "NIXL makes no options");
         require(api_.add_backend(options_, backend), "NIXL refuses its own plugin");
     } catch (...) {
