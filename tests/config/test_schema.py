@@ -35,7 +35,7 @@ TRANSCEIVER_DEFAULTS = {
     "max_tokens_in_buffer": None,
     "enable_pipelined_transfer": False,
     "kv_transfer_checksum": False,
-        "kv_transfer_shared_memory": True,
+    "kv_transfer_shared_memory": True,
 }
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 
