@@ -32,10 +32,10 @@ $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE_SOURCES) | $(BIN)/pip
 demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
 	$(BIN)/kvferry demo $(ARGS)
 
-test: $(STAMP) ## All tests (under 15 minutes on two cores)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## All tests but the faults (under 15 minutes on two cores)
+	$(BIN)/python -m pytest --ignore=tests/faults $(ARGS)
 
-faults: $(STAMP) ## Every fault scenario on every pair, 20 rounds each (about an hour)
+faults: $(STAMP) ## Every fault scenario on every pair, 20 rounds each (about an hour; CI runs ROUNDS=1)
 	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, the wheels' configuration
