@@ -131,7 +131,7 @@ def test_late_bytes_of_a_timed_out_receive_never_land_in_anothers_blocks(run_pai
     pair.generation.manager.free(11)
     pair.context.manager.free(1)
     for worker in (pair.context, pair.generation):
-        kit.set_clocks(worker, transfer=10.0, admission=10.0)  # what is tested now has no clock; the machine may be busy
+        kit.set_clocks(worker, transfer=10.0, admission=10.0)  # a busy machine is not what is tested
     for number in (2, 3, 4):
         fetch(pair, number, number + 10)
         assert outcome(pair.generation.transceiver.check_gen_transfer_status(1)) == "completed"
