@@ -1,4 +1,5 @@
 import importlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,12 @@ def _own_settings(tmp_path_factory, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     for backend in ("NIXL", "UCX", "MOONCAKE", "MPI"):
         monkeypatch.delenv(f"TRTLLM_USE_{backend}_KVCACHE", raising=False)
+
+
+@pytest.fixture
+def hears_interrupts():
+    """For ``preexec_fn``: a shell's background job ignores Ctrl-C, and so would all that it starts."""
+    return lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -101,8 +101,15 @@ def test_a_signal_leaves_nothing_behind(tmp_path, number):
     assert not list(tmp_path.glob("kvferry-demo-*"))
 
 
-def test_ctrl_c_ends_the_workers():
-    process = subprocess.Popen(COMMAND, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def test_ctrl_c_ends_the_workers(hears_interrupts):
+    process = subprocess.Popen(
+        COMMAND,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hears_interrupts,
+    )
     deadline = time.monotonic() + 60
     while len(children := psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -192,12 +192,18 @@ def test_a_variable_that_is_no_text_is_no_stumbling_block(monkeypatch):
     assert run("--backend", "UCX").exit_code == 0
 
 
-def test_control_c_ends_it_and_all_that_it_started(install, project, monkeypatch, has_gone):
+def test_control_c_ends_it_and_all_that_it_started(install, project, monkeypatch, has_gone, hears_interrupts):
     install("odd_probes")
     monkeypatch.setenv("ODD_PROBES_PID_FILE", str(project / "pid"))
     command = [sys.executable, "-m", "kvferry", "doctor", "--backend", "HANG"]
 
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as doctor:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=hears_interrupts,
+    ) as doctor:
         child = wait_for_pid(project / "pid")
         doctor.send_signal(signal.SIGINT)
         assert doctor.wait(15) != 0
