@@ -22,6 +22,7 @@ extern "C" {
 
 #define KVFERRY_TRANSPORT_ABI 1u
 #define KVFERRY_ERROR_BYTES 512
+#define KVFERRY_POLLS_POLITELY (-2)
 
 typedef enum kvferry_status {
     KVFERRY_OK = 0,
@@ -111,7 +112,8 @@ typedef struct kvferry_transport {
     /* Make progress, as writer and as target; returns how many completions were written. */
     size_t (*progress)(kvferry_agent *agent, kvferry_completion *completions, size_t capacity);
 
-    /* A descriptor that turns readable when `progress` has work, or -1: then the agent is polled while it is busy. */
+    /* A descriptor that turns readable when `progress` has work, or -1: then the agent is polled while it is busy.
+     * KVFERRY_POLLS_POLITELY is -1 of a transport whose `progress` itself naps while nothing moves. */
     int (*wakeup_fd)(kvferry_agent *agent);
     /* To be called before sleeping on `wakeup_fd`. KVFERRY_AGAIN: there is work, do not sleep. */
     kvferry_status (*arm)(kvferry_agent *agent);

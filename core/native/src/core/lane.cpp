@@ -19,6 +19,8 @@ constexpr auto kNapInFlight = 10ms;
 
 constexpr unsigned kRefusedSleeps = 256;
 
+constexpr unsigned kCopiesBetween = 16;
+
 // From one look at a transport without a descriptor to the next, while something is in demand but nothing moves.
 constexpr auto kLookAgain = 50us;
 
@@ -102,7 +104,8 @@ void Lane::loop() {
         bool moved = run_tasks();
         moved |= plan_one();
         moved |= post_one();
-        moved |= progress();
+        // A lane that only copies asks its transport now and then: to ask may cost more than a piece's copy.
+        if (!copied_ || !posted_.empty() || ++copies_ % kCopiesBetween == 0) moved |= progress();
         rest(moved);
     }
     run_tasks();
@@ -139,6 +142,7 @@ bool Lane::plan_one() {
 }
 
 bool Lane::post_one() {
+    copied_ = false;
     const auto piece = book_.take(index_);
     if (!piece) return false;
     const auto &peer = piece->transfer->peer;
@@ -146,7 +150,7 @@ bool Lane::post_one() {
     // A transport that writes to a process id must not meet the stranger that has it next.
     if (peer->process.readable()) {
         error = kProcessEnded;
-    } else if (!copy(*piece)) {
+    } else if (!(copied_ = copy(*piece))) {
         try {
             if (post(*piece)) return true;
             book_.put_back(*piece, index_);
@@ -241,12 +245,13 @@ void Lane::rest(bool moved) {
         sleep(-1ms);
         return;
     }
-    if (nudges_ > 0 || Clock::now() - last_move_ < limits_.spin) {
+    const int fd = agent_->wakeup_fd();
+    if (fd == KVFERRY_POLLS_POLITELY || nudges_ > 0 || Clock::now() - last_move_ < limits_.spin) {
         // Two workers of one machine may share a core: whoever has bytes to move goes first.
         ::sched_yield();
         return;
     }
-    if (agent_->wakeup_fd() < 0) {
+    if (fd < 0) {
         // A target that spins takes its writer's core, and half of its speed with it.
         std::this_thread::sleep_for(kLookAgain);
     } else {

@@ -106,6 +106,9 @@ private:
     Clock::time_point last_move_{};
     // Times in a row that the transport was not ready to sleep although nothing moved.
     unsigned refused_sleeps_ = 0;
+    // Whether the last piece was copied, and how many were so far.
+    bool copied_ = false;
+    unsigned copies_ = 0;
 
     std::thread thread_;
 };

