@@ -49,6 +49,11 @@ class ContextSide:
         return self._deliveries.in_flight
 
     @property
+    def hurried(self) -> bool:
+        """Whether a peer waits for what comes next: for writes, or for the end of a delivery."""
+        return any(send.state in (SendState.POSTING, SendState.DELIVERED) for send in self._sends.values())
+
+    @property
     def eager(self) -> bool:
         """Whether somebody waits for a posted write, so that it is worth a core; not if its request is over."""
         return self._deliveries.awaited

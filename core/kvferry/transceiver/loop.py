@@ -15,6 +15,7 @@ from kvferry.transceiver.context_side import ContextSide
 from kvferry.transceiver.generation_side import GenerationSide
 from kvferry.transceiver.links import Links
 from kvferry.transceiver.shared import Shared
+from kvferry.transceiver.switching import switch_interval
 from kvferry.transceiver.wire import (
     AnyMessage,
     Cancel,
@@ -58,6 +59,8 @@ class Loop:
         self._closing = threading.Lock()
         self._next_tick = 0.0
         self._active = False
+        self._hurried = False
+        self._hurrying = threading.Lock()
         poller = shared.channel.poller
         poller.register(self._wake_fd, zmq.POLLIN)
         self._agent_fd = shared.agent.wakeup_fd()
@@ -73,6 +76,7 @@ class Loop:
         """Run ``command`` on the loop's thread, soon; from any thread. Nothing happens once the loop is stopped."""
         with self._closing:  # a closed descriptor's number may be somebody else's by now
             if not self._closed:
+                self._hurry(True)
                 self._commands.append(command)
                 os.eventfd_write(self._wake_fd, 1)
 
@@ -103,6 +107,7 @@ class Loop:
             return False
         with self._closing:
             self._closed = True
+            self._hurry(False)
             os.close(self._wake_fd)
         return True
 
@@ -131,6 +136,13 @@ class Loop:
         if self._shared.now() >= self._next_tick:
             self._tick()
         self._tell_activity()
+        self._hurry(self.context.hurried or self.generation.busy or bool(self._commands))
+
+    def _hurry(self, hurried: bool) -> None:
+        with self._hurrying:
+            if hurried is not self._hurried:
+                self._hurried = hurried
+                (switch_interval.shorten if hurried else switch_interval.restore)()
 
     def _tell_activity(self) -> None:
         """An agent with threads of its own progresses as a target while somebody may be writing."""
