@@ -7,7 +7,7 @@ memory. Nothing here touches memory; addresses are plain integers.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,9 @@ BlockIds: TypeAlias = "NDArray[np.int32]"
 
 Addresses: TypeAlias = "NDArray[np.int64]"
 """Byte addresses or byte counts, int64[n]."""
+
+LayerKind: TypeAlias = Literal["attention", "latent", "state"]
+"""What a layer keeps of a sequence: keys and values a head and token, a latent row a token (MLA), or a fixed-size state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class LayerGroup:
     """Layers that share a life cycle, and therefore a table of block ids."""
 
     layers: tuple[int, ...]
+    """Global layer indices."""
     pools: tuple[int, ...]
     """Indices into ``KvLayout.pools``; one block id of the group stands for one block in each of them."""
     tokens_per_block: int
@@ -104,6 +108,26 @@ class LayerGroup:
     head_dim: int
     window: int | None = None
     """Sliding window in tokens, or None for full attention."""
+    kind: LayerKind = "attention"
+    head_start: int = 0
+    """Global index of this rank's first head: ranks with equal indices hold the same heads (MLA: all hold head 0)."""
+    total_heads: int = 0
+    """Heads over all ranks; 0 = ``kv_heads``, one rank has all."""
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Block ordinals that a sequence of so many tokens spans; a state is one block whatever its length."""
+        if self.kind == "state":
+            return min(num_tokens, 1)
+        return -(-num_tokens // self.tokens_per_block)
+
+    def first_block_needed(self, num_tokens: int) -> int:
+        """Ordinal of the first block that token number ``num_tokens`` (0-based: the next one) and its successors read.
+
+        A query at position q sees the keys from q − window + 1 to q, as in transformers.
+        """
+        if self.window is None or self.kind == "state":
+            return 0
+        return max(0, num_tokens + 1 - self.window) // self.tokens_per_block
 
 
 @dataclass(frozen=True)
@@ -123,6 +147,13 @@ class KvLayout:
     def block_bytes(self, group: int) -> int:
         """KV bytes that one block id of ``group`` stands for, over all its pools."""
         return sum(self.pools[pool].block_bytes for pool in self.groups[group].pools)
+
+    def group_of(self, layer: int) -> int:
+        """Index of the group that a global layer is in. Raises KeyError."""
+        for index, group in enumerate(self.groups):
+            if layer in group.layers:
+                return index
+        raise KeyError(f"layer {layer} is in no layer group")
 
     def num_blocks(self, group: int) -> int:
         """Block ids of ``group`` run from 0 to this, exclusive."""

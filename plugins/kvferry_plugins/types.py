@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
+from kvferry_plugins.layout import LayerKind
+
 if TYPE_CHECKING:
     from kvferry_plugins.kv_cache import KVCacheManager
     from kvferry_plugins.transceiver import TransferAgent
@@ -196,6 +198,61 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleShape:
+    """One thing that a layer keeps: ``key``, ``value``, ``latent``, ``conv``, …"""
+
+    name: str
+    heads: int
+    """On this rank; what ranks share out."""
+    width: int
+    """Elements of one head's row: of one token, or of the whole state."""
+    dtype: str | None = None
+    """Its own, where it differs from the geometry's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps of a sequence, on one rank."""
+
+    roles: tuple[RoleShape, ...]
+    kind: LayerKind = "attention"
+    window: int | None = None
+    head_start: int = 0
+    """Global index of this rank's first head."""
+    total_heads: int = 0
+    """Heads over all ranks; 0 = those of ``roles``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How an instance's ranks share a model. Within a data-parallel group ranks are numbered stage by stage."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    """Groups that hold the whole cache of their own requests; each is an instance with a rendezvous of its own."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that share one request."""
+        return self.tensor * self.pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """Which rank of its instance a transceiver is, and where the instance meets."""
+
+    rank: int
+    """Within its data-parallel group: ``stage * tensor + tensor rank``."""
+    topology: Topology
+    rendezvous: str
+    """Control endpoint of the group's rank 0, ``tcp://HOST:PORT``; rank 0 binds it."""
+    data_rank: int = 0
+    join_timeout_ms: int = 60_000
+    """From the start until every rank must have joined."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelGeometry:
     """The derived shape of a model's KV cache, on one rank."""
 
@@ -206,6 +263,23 @@ class ModelGeometry:
     """torch's name without the module: ``float32``, ``bfloat16``, …"""
     windows: tuple[int | None, ...]
     """Sliding window in tokens a layer, or None for full attention; ``num_layers`` long."""
+    layers: tuple[LayerShape, ...] = ()
+    """Each layer's shape where they are not all attention with the heads above; ``num_layers`` long, or empty."""
+    first_layer: int = 0
+    """Global index of this rank's first layer."""
+    head_start: int = 0
+    """Global index of this rank's first KV head, for layers that ``layers`` does not describe."""
+    total_heads: int = 0
+    """KV heads over all ranks; 0 = ``kv_heads``."""
+
+    def shape(self, position: int) -> LayerShape:
+        """The shape of this rank's layer number ``position``."""
+        if self.layers:
+            return self.layers[position]
+        roles = tuple(RoleShape(name, self.kv_heads, self.head_dim) for name in ("key", "value"))
+        return LayerShape(
+            roles, window=self.windows[position], head_start=self.head_start, total_heads=self.total_heads
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +356,8 @@ class TransceiverSpec:
     device: str = "cpu"
     on_event: "Callable[[TransferEvent], None] | None" = None
     """Told the end of every transfer, off the transfer loop."""
+    ranks: RankSpec | None = None
+    """None = the instance's only rank."""
 
 
 # --- requests and their outcomes --------------------------------------------------------------------------------
@@ -318,6 +394,8 @@ class TransferRequest:
     """Generation: as received from the context worker."""
     attempt: int = 0
     """Grows when the same request is fetched again."""
+    aux: bytes = b""
+    """Context, with the last chunk: what the peer's engine is told with it (``TransferEvent.aux``), at most 64 KiB."""
 
 
 Outcome = Literal["completed", "failed", "cancelled"]
@@ -341,6 +419,8 @@ class TransferEvent:
     """From POSTING to the end."""
     error: Exception | None = None
     """What ``request_and_receive_sync`` would raise."""
+    aux: bytes = b""
+    """Generation: what the context worker's engine sent along."""
 
 
 @dataclass(frozen=True, slots=True)

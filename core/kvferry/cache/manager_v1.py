@@ -58,9 +58,15 @@ class KVCacheManagerV1(KVCacheManager):
         return self._layout
 
     def allocate(
-        self, request_id: int, num_tokens: int, token_ids: Sequence[int] = (), *, max_cached_tokens: int | None = None
+        self,
+        request_id: int,
+        num_tokens: int,
+        token_ids: Sequence[int] = (),
+        *,
+        max_cached_tokens: int | None = None,
+        history_tokens: int = 0,
     ) -> int:
-        """Give a new request its blocks; see ``KVCacheManager.allocate``."""
+        """Give a new request its blocks; see ``KVCacheManager.allocate``. Every layer keeps all tokens."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens must be at least 1, not {num_tokens}")
         limit = num_tokens if max_cached_tokens is None else min(max_cached_tokens, num_tokens)
@@ -119,12 +125,12 @@ class KVCacheManagerV1(KVCacheManager):
         with self._lock:
             self._blocks.release(_only_table(tables))
 
-    def layer_views(self, layer: int) -> "tuple[torch.Tensor, torch.Tensor]":
+    def role_views(self, layer: int) -> "dict[str, torch.Tensor]":
         """Key and value of a layer, each ``[num_blocks, kv_heads, tokens_per_block, head_dim]``, views of the pool."""
         tensor = self._require_open()
         if not 0 <= layer < tensor.shape[1]:
             raise IndexError(f"layer {layer} is outside 0 … {tensor.shape[1] - 1}")
-        return tensor[:, layer, 0], tensor[:, layer, 1]
+        return {"key": tensor[:, layer, 0], "value": tensor[:, layer, 1]}
 
     def statistics(self, group: int = 0) -> CacheStatistics:
         """Count the blocks of the only group."""
