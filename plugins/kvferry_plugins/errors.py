@@ -11,11 +11,12 @@
     │   └── HookError                        a hook raised, or answered outside its vocabulary
     ├── BackendUnavailableError              declared, but its library is not installed here
     ├── HandshakeError                       two workers that cannot understand each other: .fields
-    ├── TransferError                        one hand-off failed: .request_id, .field
+    ├── TransferError                        one hand-off failed: .request_id, .field, .gone
     │   ├── TransferTimeoutError             (also a TimeoutError) .state says where the time went
     │   ├── TransferCancelledError
     │   └── PeerLostError                    (also a ConnectionError) the peer's process or connection is gone
-    └── CacheFullError                       (also a MemoryError) no block left: .needed, .free, .total
+    ├── CacheFullError                       (also a MemoryError) no block left: .needed, .free, .total
+    └── CorruptBlockError                    a block that a lower tier kept came back damaged
 """
 
 from collections.abc import Iterable, Sequence
@@ -102,12 +103,16 @@ class TransferError(KvferryError):
     Attributes:
         request_id: the request, as its engine knows it.
         field: the parameter that is to blame, where it is one.
+        gone: the context worker has no such request any more: only another prefill helps.
     """
 
-    def __init__(self, message: str, *, request_id: int | None = None, field: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, request_id: int | None = None, field: str | None = None, gone: bool = False
+    ) -> None:
         super().__init__(message)
         self.request_id = request_id
         self.field = field
+        self.gone = gone
 
 
 class TransferTimeoutError(TransferError, TimeoutError):
@@ -144,3 +149,7 @@ class CacheFullError(KvferryError, MemoryError):
         self.needed = needed
         self.free = free
         self.total = total
+
+
+class CorruptBlockError(KvferryError):
+    """A block that a lower tier kept is truncated or fails its checksum; it is forgotten, and never served."""
