@@ -21,7 +21,7 @@ Addresses: TypeAlias = "NDArray[np.int64]"
 """Byte addresses or byte counts, int64[n]."""
 
 LayerKind: TypeAlias = Literal["attention", "latent", "state"]
-"""What a layer keeps of a sequence: keys and values a head and token, a latent row a token (MLA), or a fixed-size state."""
+"""What a layer keeps: keys and values a head and token, one latent row a token (MLA), or a fixed-size state."""
 
 
 @dataclass(frozen=True, slots=True)
