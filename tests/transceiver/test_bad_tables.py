@@ -60,7 +60,7 @@ def test_a_bad_table_is_refused_naming_the_field_and_nothing_is_written(asked, c
     pair, peer, address, table = asked
     peer.send(address, kit.replace(table, **changes))
     _, refuse = peer.expect(Refuse)
-    assert (refuse.field, refuse.key) == (field, table.key)
+    assert (refuse.field, refuse.key, refuse.gone) == (field, table.key, False)
     assert pair.context.agent.counters.posted == 0
     assert kit.counters(pair.context)["tables_refused"] == 1
     serve(pair, peer, address, table)
@@ -110,7 +110,9 @@ def test_the_same_attempt_again_hears_its_present_state(asked, kit):
     peer.send(address, attempt(kit, table, 1))
     assert peer.expect(Refuse)[1].field == "ctx_request_id"
     peer.send(address, kit.replace(table, token=b"x" * 16))
-    assert "no such request" in peer.expect(Refuse)[1].reason
+    refuse = peer.expect(Refuse)[1]
+    assert "no such request" in refuse.reason
+    assert refuse.gone
 
 
 def test_a_new_attempt_is_refused_while_the_former_is_in_flight(asked, kit):

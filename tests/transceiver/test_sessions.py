@@ -152,7 +152,7 @@ def test_what_was_fetched_once_cannot_be_fetched_again(run_pair, fetch):
     ended(pair)
     pair.generation.transceiver.request_and_receive_async(replace(received, attempt=1))
     (event,) = pair.generation.transceiver.check_gen_transfer_status(1).events
-    assert (event.outcome, event.error.field) == ("failed", "ctx_request_id")
+    assert (event.outcome, event.error.field, event.error.gone) == ("failed", "ctx_request_id", True)
 
 
 def test_a_token_that_was_guessed_is_refused_and_the_right_one_served(run_pair, kit):

@@ -87,5 +87,4 @@ def _transfer_failure(error: TransferError, message: str) -> Failure:
     param = PARAMETERS.get(error.field, f"disaggregated_params.{error.field}")
     if error.field == "attempt":
         return Failure(409, message, "handoff_in_flight", param)
-    gone = error.field == "ctx_request_id" and ("expired" in message or "gone" in message)
-    return Failure(410 if gone else 400, message, "handoff_gone" if gone else "invalid", param)
+    return Failure(410 if error.gone else 400, message, "handoff_gone" if error.gone else "invalid", param)

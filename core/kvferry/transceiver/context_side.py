@@ -102,7 +102,7 @@ class ContextSide:
             self._refuse(address, table, "hello", "the handshake is not complete")
             return
         if (table.key.instance, table.key.incarnation) != (self._shared.instance, self._shared.incarnation):
-            self._refuse(address, table, "opaque_state", "it belongs to another life of this context worker")
+            self._refuse(address, table, "opaque_state", "it belongs to another life of this context worker", gone=True)
             return
         if self._others.is_cancelled(address, table.key):
             self._refuse(address, table, "attempt", "this attempt was cancelled")
@@ -124,12 +124,12 @@ class ContextSide:
         """A request that is over, or never was: the same attempt hears its end again, any other is refused."""
         tombstone = self._others.tombstone(table.key.request, table.token)
         if tombstone is None:
-            self._refuse(address, table, "ctx_request_id", "no such request, or it has expired")
+            self._refuse(address, table, "ctx_request_id", "no such request, or it has expired", gone=True)
         elif tombstone.key == table.key and tombstone.answer is not None:
             self._shared.send(address, tombstone.answer)
         else:
             reason = f"the request is {tombstone.state.value}, its blocks are gone"
-            self._refuse(address, table, "ctx_request_id", reason)
+            self._refuse(address, table, "ctx_request_id", reason, gone=True)
 
     def _serve(self, send: Send, link: Link, table: Table) -> None:
         if not hmac.compare_digest(send.token, table.token):
@@ -174,9 +174,9 @@ class ContextSide:
         elif send.state is SendState.POSTING:
             self._shared.send(former.link.address, Posting(key=former.key, nbytes=former.nbytes))
 
-    def _refuse(self, address: Address, table: Table, field: str, reason: str) -> None:
+    def _refuse(self, address: Address, table: Table, field: str, reason: str, *, gone: bool = False) -> None:
         self._shared.counters["tables_refused"] += 1
-        self._shared.send(address, Refuse(field=field, reason=reason, key=table.key))
+        self._shared.send(address, Refuse(field=field, reason=reason, key=table.key, gone=gone))
 
     def on_done(self, address: Address, done: Done) -> None:
         """The acknowledgement."""

@@ -170,6 +170,7 @@ class GenerationSide:
             f"the context worker refused {receive.key}: {refuse.reason}",
             request_id=receive.request_id,
             field=refuse.field,
+            gone=refuse.gone,
         )
         self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
 

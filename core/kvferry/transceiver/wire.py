@@ -94,13 +94,15 @@ class Hello(Message, frozen=True, tag="HELLO"):
     layout: WireLayout | None = None
 
 
-class Refuse(Message, frozen=True, tag="REFUSE"):
+class Refuse(Message, frozen=True, tag="REFUSE", omit_defaults=True):
     """No: to a handshake (``key`` is None) or to one TABLE. ``field`` is what is to blame."""
 
     field: Name
     reason: Reason
     key: Key | None = None
     fields: dict[str, tuple[Any, Any]] = {}
+    gone: bool = False
+    """The request is over here, or was never: another TABLE for it would hear the same."""
 
 
 class Table(Message, frozen=True, tag="TABLE"):
