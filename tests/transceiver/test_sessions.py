@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvferry.transceiver import pieces
+from kvferry.transceiver.outcomes import Outcomes
 from kvferry.transceiver.params import pack_state, unpack_state
 from kvferry_plugins.errors import PeerLostError, TransferError, TransferTimeoutError
 from kvferry_plugins.testing import ScriptedAgent, ScriptedHub
@@ -21,6 +22,18 @@ def ended(pair):
         pair.generation.transceiver.check_gen_transfer_status(1).events[0],
         pair.context.transceiver.check_context_transfer_status(1).events[0],
     )
+
+
+class ProbedOutcomes(Outcomes):
+    """Notes how many entries a ledger has when an end is told."""
+
+    def __init__(self, ledger, held):
+        super().__init__()
+        self._ledger, self._held = ledger, held
+
+    def put(self, event):
+        self._held.append(len(self._ledger.entries()))
+        super().put(event)
 
 
 def equal(pair, request_id=1, other_id=11):
@@ -144,6 +157,17 @@ def test_responding_twice_is_responding_once(run_pair, fetch, kit):
     pair.generation.transceiver.request_and_receive_async(pair.admit(request, 11))
     assert [event.outcome for event in ended(pair)] == ["completed", "completed"]
     assert pair.context.transceiver.check_context_transfer_status().events == ()
+
+
+def test_the_ledger_has_no_block_any_more_once_the_engine_hears_of_the_end(run_pair, fetch):
+    pair = run_pair()
+    held = []
+    for worker in (pair.context, pair.generation):
+        shared = worker.transceiver._shared
+        shared.outcomes = {role: ProbedOutcomes(shared.ledger, held) for role in shared.outcomes}
+    fetch(pair)
+    assert [event.outcome for event in ended(pair)] == ["completed", "completed"]
+    assert held == [0, 0]
 
 
 def test_what_was_fetched_once_cannot_be_fetched_again(run_pair, fetch):

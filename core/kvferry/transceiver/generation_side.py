@@ -142,11 +142,11 @@ class GenerationSide:
             self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
 
     def _complete(self, receive: Receive, address: Address, done: Done) -> None:
-        """Tell the engine before anybody else: its decoding waits for this, nothing waits for our book-keeping."""
+        """Tell the engine first, whose decoding waits for it; but what it frees then must be free."""
         receive.received, receive.state = done.nbytes, ReceiveState.COMPLETED
+        self._writer_is_done(receive, ReceiveState.COMPLETED.value)
         self._shared.finish(self._event(receive, None))
         self._shared.send(address, done)
-        self._writer_is_done(receive, ReceiveState.COMPLETED.value)
 
     def _check(self, receive: Receive, done: Done) -> str | None:
         blocks = sum(len(table) for table in receive.tables)
