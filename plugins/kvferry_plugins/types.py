@@ -307,6 +307,9 @@ STAGING_BYTES = "staging_bytes"
 MAP_PEERS = "map_peers"
 """Key of ``AgentSpec.options``: whether a peer's shared memory on this host is written to directly."""
 
+COPY_THREADS = "copy_threads"
+"""Key of ``AgentSpec.options``: threads that copy at once to such memory (``kv_transfer_threads``)."""
+
 LOOPBACK_ONLY = "loopback_only"
 """Key of ``AgentSpec.options``: true where no peer beyond loopback is configured, so that nothing else may listen."""
 
@@ -421,6 +424,13 @@ class TransferEvent:
     """What ``request_and_receive_sync`` would raise."""
     aux: bytes = b""
     """Generation: what the context worker's engine sent along."""
+    started: float = 0.0
+    """When it began here, in seconds of ``time.monotonic``, which all processes of a host share."""
+    posted: float = 0.0
+    """When POSTING came, or was said."""
+    ended: float = 0.0
+    arrivals: tuple[tuple[float, int], ...] = ()
+    """Generation: when so many bytes in all were known to be here, chunk by chunk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,9 @@ class Shared:
             admission_seconds=posted - started,
             transfer_seconds=now - posted,
             error=error,
+            started=started,
+            posted=posted,
+            ended=now,
         )
 
     def finish(self, event: TransferEvent) -> None:
