@@ -11,6 +11,7 @@ import hmac
 from collections.abc import Iterator
 
 from kvferry.transceiver.channel import Address
+from kvferry.transceiver.chunks import Chunk
 from kvferry.transceiver.delivery import Deliveries
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
@@ -18,14 +19,13 @@ from kvferry.transceiver.requests_not_live import HeldTable, RequestsNotLive
 from kvferry.transceiver.sends import Delivery, Send, SendState
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.tables import TableError, read_tables
-from kvferry.transceiver.wire import Cancel, Cancelled, Done, Failed, Key, Posting, Refuse, Table
+from kvferry.transceiver.wire import Cancel, Cancelled, Done, Failed, Key, Posting, Refuse, Table, without_aux
 from kvferry_plugins.errors import (
     KvferryError,
     PeerLostError,
     TransferCancelledError,
     TransferError,
 )
-from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import Completion
 from kvferry_plugins.types import Role, TransferEvent
 
@@ -69,20 +69,19 @@ class ContextSide:
         if held is not None:
             self.on_table(held.link.address, held.table)
 
-    def respond(self, request_id: int, computed_tokens: int, tables: tuple[BlockIds, ...], entry: Entry) -> None:
+    def respond(self, request_id: int, chunk: Chunk, entry: Entry, aux: bytes) -> None:
         """The KV of the prompt's first tokens is complete."""
         send = self._sends.get(request_id)
         if send is None or send.final:
             self._shared.ledger.release(entry, reason="request over before its prefill")
             return
-        if send.entry is None:
-            send.entry, send.tables = entry, tables
-        else:
-            self._shared.ledger.release(entry, reason="held already")
-        send.computed_tokens = max(send.computed_tokens, computed_tokens)
+        send.entries.append(entry)
+        chunk.put(send.tables)
+        send.computed_tokens = max(send.computed_tokens, chunk.computed_tokens)
         if send.state is SendState.ADMITTED:
             send.state = SendState.WAITING
-        if computed_tokens >= send.prompt_tokens:
+        if chunk.computed_tokens >= send.prompt_tokens:
+            send.aux = aux
             send.lease_end = min(send.lease_end, self._shared.now() + self._shared.clocks.admission)
         self._advance(send)
 
@@ -225,7 +224,7 @@ class ContextSide:
     def _advance(self, send: Send) -> None:
         """Post what is ready and wanted; say DONE when all is complete."""
         delivery = send.delivery
-        if delivery is None or send.final or send.entry is None or delivery.stopping:
+        if delivery is None or send.final or not send.entries or delivery.stopping:
             return
         if send.state is SendState.WAITING:
             now, transfer = self._shared.now(), self._shared.clocks.transfer
@@ -283,7 +282,7 @@ class ContextSide:
                 self._bury_if_quiet(send)
             elif link.gone and self._shared.now() < send.lease_end:
                 send.delivery, send.last_error = None, error
-                send.state = SendState.WAITING if send.entry is not None else SendState.ADMITTED
+                send.state = SendState.WAITING if send.entries else SendState.ADMITTED
             else:
                 self._settle(send, SendState.FAILED, copy.copy(error))
 
@@ -325,14 +324,14 @@ class ContextSide:
         """Release the blocks of a finished send and keep a tombstone, if nothing is posted from them."""
         delivery = send.delivery
         if delivery is not None and delivery.in_flight:
-            if send.entry is not None:
-                send.entry.freed_by = f"the end of {len(delivery.in_flight)} posted writes"
+            for entry in send.entries:
+                entry.freed_by = f"the end of {len(delivery.in_flight)} posted writes"
             return
-        if send.entry is not None:
-            self._shared.ledger.release(send.entry, reason=send.state.value)
+        for entry in send.entries:
+            self._shared.ledger.release(entry, reason=send.state.value)
         answer: Done | Cancelled | None = None
         if delivery is not None and send.state is SendState.COMPLETED:
-            answer = self._deliveries.done(send)
+            answer = without_aux(self._deliveries.done(send))  # whoever acknowledged has it
         elif delivery is not None:
             answer = Cancelled(key=delivery.key)
             if delivery.owes_cancelled:

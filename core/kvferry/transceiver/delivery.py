@@ -120,4 +120,4 @@ class Deliveries:
             own = tuple(np.ascontiguousarray(table[delivery.start_block :]) for table in send.tables)
             delivery.checksum = checksum_blocks(self._shared.layout, own)
         blocks = sum(len(table) for table in delivery.tables)
-        return Done(key=delivery.key, nbytes=delivery.nbytes, blocks=blocks, checksum=delivery.checksum)
+        return Done(delivery.key, delivery.nbytes, blocks, delivery.checksum, send.aux)

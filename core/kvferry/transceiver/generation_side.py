@@ -24,6 +24,7 @@ from kvferry.transceiver.wire import (
     Posting,
     Refuse,
     Table,
+    without_aux,
 )
 from kvferry_plugins.errors import (
     KvferryError,
@@ -145,8 +146,8 @@ class GenerationSide:
         """Tell the engine first, whose decoding waits for it; but what it frees then must be free."""
         receive.received, receive.state = done.nbytes, ReceiveState.COMPLETED
         self._writer_is_done(receive, ReceiveState.COMPLETED.value)
-        self._shared.finish(self._event(receive, None))
-        self._shared.send(address, done)
+        self._shared.finish(self._event(receive, None, aux=done.aux))
+        self._shared.send(address, without_aux(done))
 
     def _check(self, receive: Receive, done: Done) -> str | None:
         blocks = sum(len(table) for table in receive.tables)
@@ -267,7 +268,7 @@ class GenerationSide:
         if self._by_request.get(receive.request_id) is receive:
             del self._by_request[receive.request_id]
 
-    def _event(self, receive: Receive, error: KvferryError | None) -> TransferEvent:
+    def _event(self, receive: Receive, error: KvferryError | None, aux: bytes = b"") -> TransferEvent:
         return self._shared.event(
             receive.request_id,
             Role.GENERATION,
@@ -278,6 +279,7 @@ class GenerationSide:
             started=receive.started,
             posted=receive.posted,
             error=error,
+            aux=aux,
         )
 
     def _find(self, key: Key, address: Address) -> Receive | None:

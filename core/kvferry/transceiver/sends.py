@@ -72,10 +72,14 @@ class Send:
     prompt_tokens: int
     started: float
     state: SendState = SendState.ADMITTED
+    offered_tokens: int = 0
+    """Whose blocks are held: the engine's thread's, which is ahead of ``computed_tokens``."""
     computed_tokens: int = 0
     tables: tuple[BlockIds, ...] = ()
-    """Our blocks of the prompt, one array a group."""
-    entry: Entry | None = None
+    """Our blocks of the prompt from ordinal 0 on, one array a group; −1 = not complete yet, or not to be had."""
+    entries: list[Entry] = field(default_factory=list)
+    """The blocks in ``tables``, by chunk."""
+    aux: bytes = b""
     lease_end: float = float("inf")
     """End of the admission lease, once the prefill is finished."""
     transfer_end: float = float("inf")

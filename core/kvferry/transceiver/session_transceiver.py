@@ -10,13 +10,14 @@ from types import MappingProxyType
 import numpy as np
 
 from kvferry.transceiver.assembly import open_shared
+from kvferry.transceiver.chunks import newly_complete, no_blocks
 from kvferry.transceiver.ledger import Owner
 from kvferry.transceiver.loop import Loop
 from kvferry.transceiver.params import STATE_VERSION, HandoffSource, OpaqueState, pack_state, prompt_digest, read_source
 from kvferry.transceiver.receives import Receive
 from kvferry.transceiver.sends import Send
 from kvferry.transceiver.tables import expected_bytes
-from kvferry.transceiver.wire import Key
+from kvferry.transceiver.wire import MAX_AUX_BYTES, Key
 from kvferry.transceiver.writers import Writer
 from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
 from kvferry_plugins.layout import BlockIds
@@ -152,6 +153,7 @@ class SessionTransceiver(KvCacheTransceiver):
                 prompt_digest=prompt_digest(request.prompt_token_ids),
                 prompt_tokens=len(request.prompt_token_ids),
                 started=self._shared.now(),
+                tables=no_blocks(self._shared.layout, len(request.prompt_token_ids)),
             )
             self._sends[request.request_id] = send
             admitted = send
@@ -164,13 +166,17 @@ class SessionTransceiver(KvCacheTransceiver):
         computed = len(request.prompt_token_ids) if computed_tokens is None else computed_tokens
         if last != (computed >= len(request.prompt_token_ids)):
             raise ValueError(f"{computed} of {len(request.prompt_token_ids)} tokens cannot be last={last}")
-        request_id, tables = request.request_id, self._tables(request, 0)
+        if len(request.aux) > MAX_AUX_BYTES:
+            raise ValueError(f"aux is {len(request.aux)} bytes, at most {MAX_AUX_BYTES} travel with a request")
+        request_id, present = request.request_id, self._manager.block_table(request.request_id)
         with self._entering:
-            self._admit(request)
+            send = self._admit(request)
+            chunk = newly_complete(self._shared.layout, present, send, computed)
             entry = self._shared.ledger.hold(
-                request_id, Owner.SOURCE, tables, freed_by="acknowledgement, or the end of its lease"
+                request_id, Owner.SOURCE, chunk.tables, freed_by="acknowledgement, or the end of its lease"
             )
-            self._loop.call(lambda: self._loop.context.respond(request_id, computed, tables, entry))
+            send.offered_tokens = max(send.offered_tokens, computed)
+            self._loop.call(lambda: self._loop.context.respond(request_id, chunk, entry, request.aux))
 
     def check_context_transfer_status(self, at_least: int = 0) -> TransferStatus:
         status = self._shared.outcomes[Role.CONTEXT].take(at_least, self._shared.clocks.poll_interval)

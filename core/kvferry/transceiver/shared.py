@@ -73,6 +73,7 @@ class Shared:
         started: float,
         posted: float | None,
         error: Exception | None,
+        aux: bytes = b"",
     ) -> TransferEvent:
         """Describe the end, now, of a transfer that began at ``started`` and whose POSTING was at ``posted``."""
         now = self.now()
@@ -87,6 +88,7 @@ class Shared:
             admission_seconds=posted - started,
             transfer_seconds=now - posted,
             error=error,
+            aux=aux,
             started=started,
             posted=posted,
             ended=now,

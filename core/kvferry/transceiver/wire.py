@@ -14,6 +14,9 @@ PROTOCOL = (1, 1)
 MAX_MESSAGE_BYTES = 8 << 20
 """The socket cuts a longer message and drops its sender: a table of 1,000,000 blocks fits."""
 
+MAX_AUX_BYTES = 64 << 10
+"""Of what an engine sends along with its request's KV."""
+
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Reason = Annotated[str, Meta(max_length=4000)]
@@ -135,13 +138,20 @@ class ChunkDone(Message, frozen=True, tag="CHUNK_DONE"):
     nbytes: Count
 
 
-class Done(Message, frozen=True, tag="DONE"):
-    """Context: every byte is complete at your side. Sent back unchanged by generation, it is the acknowledgement."""
+class Done(Message, frozen=True, tag="DONE", omit_defaults=True):
+    """Context: every byte is complete at your side. Sent back by generation, without ``aux``, it acknowledges."""
 
     key: Key
     nbytes: Count
     blocks: Count
     checksum: Count | None = None
+    aux: Annotated[bytes, Meta(max_length=MAX_AUX_BYTES)] = b""
+    """What the context worker's engine tells the generation worker's."""
+
+
+def without_aux(done: Done) -> Done:
+    """The same DONE for somebody who has its ``aux``."""
+    return msgspec.structs.replace(done, aux=b"") if done.aux else done
 
 
 class Cancel(Message, frozen=True, tag="CANCEL"):
