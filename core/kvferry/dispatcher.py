@@ -207,6 +207,8 @@ def _manager_spec(plan: Plan, registry: Registry, geometry: ModelGeometry, devic
         device=device,
         shared=wants_shared_pools(plan, registry),
         options=config,
+        max_batch_size=plan.effective["max_batch_size"],
+        max_seq_len=plan.effective["max_seq_len"],
     )
 
 

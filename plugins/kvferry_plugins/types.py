@@ -299,6 +299,10 @@ class ManagerSpec:
     """Put CPU pools where a peer of the same host can map them: a shared mapping of a file that cannot shrink."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """The effective ``kv_cache_config``, for what a plugin's own manager needs beyond the above."""
+    max_batch_size: int = 8
+    """Requests at a time, each of which keeps a block of every state."""
+    max_seq_len: int | None = None
+    """Tokens of the longest request; None = not said."""
 
 
 STAGING_BYTES = "staging_bytes"
