@@ -1,12 +1,12 @@
 """The life of one pool's blocks: free, in use (by requests and holds), or cached until somebody needs the room."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import numpy as np
 
 from kvferry.cache.block_allocator import BlockAllocator
-from kvferry.cache.prefix_index import Digest, PrefixIndex
 from kvferry_plugins.errors import CacheFullError
 from kvferry_plugins.kv_cache import CacheStatistics
 from kvferry_plugins.layout import BlockIds
@@ -15,151 +15,149 @@ _ONE = np.int32(1)
 """Of the counters' dtype: with a Python 1, ``ufunc.at`` takes a path that is thirty times slower."""
 
 
+class KnownBlocks(Protocol):
+    """The blocks whose contents can be found again."""
+
+    def __contains__(self, block: int, /) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+
 class BlockPool:
-    """Reference counts, prefix reuse and least-recently-used eviction over one pool's ids. Not thread-safe.
+    """Reference counts and least-recently-used eviction over one pool's ids. Not thread-safe.
 
     Every method that raises has changed nothing.
+
+    Args:
+        num_blocks: ids run from 0 to this, exclusive.
+        label: what a block is, for errors: ``blocks of 32 tokens``.
+        known: blocks that turn cached, not free, when nobody has them any more.
+        forget: called with a cached block whose room is needed; returns all blocks that can no longer be found then.
     """
 
-    def __init__(self, num_blocks: int, tokens_per_block: int, *, reuse: bool, digest: Digest | None = None) -> None:
-        self._num_blocks = num_blocks
-        self._tokens_per_block = tokens_per_block
-        self._reuse = reuse
+    def __init__(self, num_blocks: int, label: str, known: KnownBlocks, forget: Callable[[int], Iterable[int]]) -> None:
+        self.num_blocks = num_blocks
+        self._label = label
+        self._known = known
+        self._forget = forget
         self._allocator = BlockAllocator(num_blocks)
-        self._index = PrefixIndex(tokens_per_block, digest)
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._holds = np.zeros(num_blocks, dtype=np.int32)
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._reused_tokens = 0
         self._evicted = 0
+        self.reused_tokens = 0
+        """Tokens that prefix reuse has saved; whoever shares counts them."""
 
     def statistics(self) -> CacheStatistics:
         """Count the blocks, each once."""
         free, cached = self._allocator.free_count, len(self._cached)
         return CacheStatistics(
-            total=self._num_blocks,
+            total=self.num_blocks,
             free=free,
             cached=cached,
-            in_use=self._num_blocks - free - cached,
-            reused_tokens=self._reused_tokens,
+            in_use=self.num_blocks - free - cached,
+            reused_tokens=self.reused_tokens,
             evicted=self._evicted,
         )
 
-    def acquire(self, count: int, token_ids: Sequence[int] = (), max_shared: int = 0) -> tuple[BlockIds, int]:
-        """Take ``count`` blocks, the leading ones shared where their contents are known.
-
-        Args:
-            count: blocks in all.
-            token_ids: the prompt.
-            max_shared: share at most so many blocks.
-
-        Returns:
-            The table, int32[count], and how many of its blocks are shared.
-
-        Raises:
-            CacheFullError: with the figures.
-        """
-        shared = self._index.match(token_ids, min(max_shared, count)) if self._reuse else []
-        needed = count - len(shared)
-        self._require(needed, pinned=sum(block in self._cached for block in shared))
-        for block in shared:
-            self._cached.pop(block, None)
-        shared_ids = np.array(shared, dtype=np.int32)
-        self._references[shared_ids] += 1
-        fresh = self._take(needed, after=shared[-1] if shared else None)
-        self._reused_tokens += len(shared) * self._tokens_per_block
-        return np.concatenate((shared_ids, fresh)), len(shared)
-
-    def grow(self, count: int, after: int | None) -> BlockIds:
-        """Take ``count`` more blocks for a request whose last block is ``after``. Raises CacheFullError."""
-        self._require(count)
-        return self._take(count, after)
-
-    def commit(self, token_ids: Sequence[int], table: BlockIds) -> int:
-        """Offer a table's full blocks for reuse; returns how many leading ones can be found now.
-
-        Raises:
-            ValueError: a block was committed with other tokens before.
-        """
-        return self._index.insert(token_ids, table.tolist()) if self._reuse else 0
-
-    def give_back(self, table: BlockIds) -> None:
-        """Undo one ``acquire`` or ``grow`` of these blocks."""
-        self._references[table] -= 1
-        self._settle(table)
-
-    def hold(self, table: BlockIds) -> None:
-        """Add a reference that outlives the request.
-
-        Raises:
-            ValueError: an id is out of range, or not in use.
-        """
-        self._require_known(table)
-        idle = table[self._references[table] + self._holds[table] == 0]
-        if len(idle):
-            raise ValueError(f"blocks {idle.tolist()} are not in use; only what a request or a hold has can be held")
-        np.add.at(self._holds, table, _ONE)
-
-    def release(self, table: BlockIds) -> None:
-        """Undo one ``hold``.
-
-        Raises:
-            ValueError: an id is out of range, or was not held so often.
-        """
-        self._require_known(table)
-        np.subtract.at(self._holds, table, _ONE)
-        unheld = table[self._holds[table] < 0]
-        if len(unheld):
-            np.add.at(self._holds, table, _ONE)
-            raise ValueError(f"blocks {unheld.tolist()} are not held; each release undoes exactly one hold")
-        self._settle(table)
-
-    def _require(self, needed: int, pinned: int = 0) -> None:
+    def require(self, needed: int, sharing: Iterable[int] = ()) -> None:
+        """Refuse what ``take`` could not give once the blocks ``sharing`` are shared. Raises CacheFullError."""
+        pinned = sum(block in self._cached for block in sharing)
         available = self._allocator.free_count + len(self._cached) - pinned
         if needed > available:
             raise CacheFullError(
-                f"{needed} blocks of {self._tokens_per_block} tokens are needed, {available} of {self._num_blocks} can "
-                "be had; wait for a request to end, or raise kv_cache_config.max_tokens",
+                f"{needed} {self._label} are needed, {available} of {self.num_blocks} can be had; wait for a request "
+                "to end, or raise kv_cache_config.max_tokens",
                 needed=needed,
                 free=available,
-                total=self._num_blocks,
+                total=self.num_blocks,
             )
 
-    def _require_known(self, table: BlockIds) -> None:
-        outside = table[(table < 0) | (table >= self._num_blocks)]
-        if len(outside):
-            raise ValueError(f"blocks {outside.tolist()} are outside the pool's 0 … {self._num_blocks - 1}")
+    def share(self, blocks: BlockIds) -> None:
+        """Add a reference to blocks that are known or in use."""
+        for block in blocks.tolist():
+            self._cached.pop(block, None)
+        self._references[blocks] += 1
 
-    def _take(self, count: int, after: int | None) -> BlockIds:
+    def take(self, count: int, after: int | None = None) -> BlockIds:
+        """Take ``count`` blocks, int32[count], evicting the oldest cached ones if need be.
+
+        Args:
+            count: no more than ``require`` allows.
+            after: go on behind this id where that is free.
+        """
         while self._allocator.free_count < count:
             self._evict_oldest()
         ids = self._allocator.take(count, after)
         self._references[ids] = 1
         return ids
 
+    def give_back(self, blocks: BlockIds, *, evict_first: bool = False) -> None:
+        """Undo one ``share`` or ``take`` of these blocks.
+
+        Args:
+            blocks: in token order.
+            evict_first: those that turn cached are the first to be evicted, not the last.
+        """
+        self._references[blocks] -= 1
+        self._settle(blocks, evict_first=evict_first)
+
+    def require_in_use(self, blocks: BlockIds) -> None:
+        """Refuse what cannot be held. Raises ValueError: an id is out of range, or not in use."""
+        self._require_in_range(blocks)
+        idle = blocks[self._references[blocks] + self._holds[blocks] == 0]
+        if len(idle):
+            raise ValueError(f"blocks {idle.tolist()} are not in use; only what a request or a hold has can be held")
+
+    def hold(self, blocks: BlockIds) -> None:
+        """Add a reference that outlives the request, to blocks that ``require_in_use`` lets pass."""
+        np.add.at(self._holds, blocks, _ONE)
+
+    def require_held(self, blocks: BlockIds) -> None:
+        """Refuse what cannot be released. Raises ValueError: an id is out of range, or was not held so often."""
+        self._require_in_range(blocks)
+        ids, times = np.unique(blocks, return_counts=True)
+        unheld = ids[self._holds[ids] < times]
+        if len(unheld):
+            raise ValueError(f"blocks {unheld.tolist()} are not held; each release undoes exactly one hold")
+
+    def release(self, blocks: BlockIds) -> None:
+        """Undo one ``hold`` of blocks that ``require_held`` lets pass."""
+        np.subtract.at(self._holds, blocks, _ONE)
+        self._settle(blocks)
+
+    def held(self, blocks: BlockIds) -> BlockIds:
+        """Those of the blocks that a hold has."""
+        return blocks[self._holds[blocks] > 0]
+
+    def _require_in_range(self, blocks: BlockIds) -> None:
+        outside = blocks[(blocks < 0) | (blocks >= self.num_blocks)]
+        if len(outside):
+            raise ValueError(f"blocks {outside.tolist()} are outside the pool's 0 … {self.num_blocks - 1}")
+
     def _evict_oldest(self) -> None:
-        oldest = next(iter(self._cached))
-        for block in self._index.remove(oldest):
-            # A follower that a request still has merely leaves the index; it turns free when that request ends.
+        for block in self._forget(next(iter(self._cached))):
+            # One that a request still has merely is unknown from now; it turns free when that request ends.
             if block in self._cached:
                 del self._cached[block]
                 self._allocator.put(np.array([block], dtype=np.int32))
                 self._evicted += 1
 
-    def _settle(self, table: BlockIds) -> None:
+    def _settle(self, blocks: BlockIds, *, evict_first: bool = False) -> None:
         """Blocks that nobody has any more turn cached if they are known, else free."""
-        idle = table[self._references[table] + self._holds[table] == 0]
+        idle = blocks[self._references[blocks] + self._holds[blocks] == 0]
         if not len(idle):
             return
         idle = np.unique(idle)
-        if not len(self._index):
+        if not len(self._known):
             self._allocator.put(idle)
             return
-        known = np.fromiter((block in self._index for block in idle.tolist()), dtype=np.bool_, count=len(idle))
+        known = np.fromiter((block in self._known for block in idle.tolist()), dtype=np.bool_, count=len(idle))
         self._allocator.put(idle[~known])
         kept = set(idle[known].tolist())
         # From the prompt's end: a prefix serves more requests than what follows it, so it is evicted later.
-        for block in reversed(table.tolist()):
+        for block in blocks.tolist() if evict_first else reversed(blocks.tolist()):
             if block in kept:
                 self._cached[block] = None
+                self._cached.move_to_end(block, last=not evict_first)
                 kept.discard(block)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from kvferry.cache.block_pool import BlockPool
-from kvferry.cache.memory import allocate_memory, choose_pool_size
+from kvferry.cache.memory import allocate_memory, choose_pool_size, require_device, torch_dtype
+from kvferry.cache.prefix_pool import PrefixPool
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.kv_cache import CacheStatistics, KVCacheManager
 from kvferry_plugins.layout import BlockIds, KvLayout, LayerGroup, Pool, dense_pool
-from kvferry_plugins.types import ManagerSpec
+from kvferry_plugins.types import ManagerSpec, ModelGeometry, RoleShape
 
 if TYPE_CHECKING:
     import torch
@@ -37,17 +37,18 @@ class KVCacheManagerV1(KVCacheManager):
     kind: ClassVar[str] = "V1"
 
     def __init__(self, spec: ManagerSpec) -> None:
-        dtype = _torch_dtype(spec.geometry.dtype)
+        _require_one_shape(spec.geometry)
+        dtype = torch_dtype(spec.geometry.dtype)
         shape = _pool_shape(spec, dtype.itemsize)
         self.pool_size = choose_pool_size(spec, shape.block_stride)
         self._memory: torch.Tensor | None = allocate_memory(
-            self.pool_size.num_blocks * shape.block_stride, _device(spec.device), shared=spec.shared
+            self.pool_size.num_blocks * shape.block_stride, require_device(spec.device), shared=spec.shared
         )
         pool = replace(shape, base=self._memory.data_ptr(), num_blocks=self.pool_size.num_blocks)
         self._layout = KvLayout(spec.geometry.dtype, (_group(spec),), (pool,))
         self._tensor: torch.Tensor | None = self._memory.view(dtype).view(_tensor_shape(spec, pool.num_blocks))
         self._tokens_per_block = spec.tokens_per_block
-        self._blocks = BlockPool(pool.num_blocks, spec.tokens_per_block, reuse=spec.enable_block_reuse)
+        self._blocks = PrefixPool(pool.num_blocks, spec.tokens_per_block, reuse=spec.enable_block_reuse)
         self._tables: dict[int, BlockIds] = {}
         self._lock = threading.Lock()
         _log.info("KVCacheManagerV1 on %s: %s", spec.device, self.pool_size)
@@ -118,26 +119,32 @@ class KVCacheManagerV1(KVCacheManager):
     def hold(self, tables: Sequence[BlockIds]) -> None:
         """Add a reference to each block (−1 is skipped). Raises ValueError if one is not in use."""
         with self._lock:
-            self._blocks.hold(_only_table(tables))
+            blocks = _only_table(tables)
+            self._blocks.require_in_use(blocks)
+            self._blocks.hold(blocks)
 
     def release(self, tables: Sequence[BlockIds]) -> None:
         """Undo one ``hold``. Raises ValueError if a block is not held."""
         with self._lock:
-            self._blocks.release(_only_table(tables))
+            blocks = _only_table(tables)
+            self._blocks.require_held(blocks)
+            self._blocks.release(blocks)
 
     def role_views(self, layer: int) -> "dict[str, torch.Tensor]":
         """Key and value of a layer, each ``[num_blocks, kv_heads, tokens_per_block, head_dim]``, views of the pool."""
         tensor = self._require_open()
-        if not 0 <= layer < tensor.shape[1]:
-            raise IndexError(f"layer {layer} is outside 0 … {tensor.shape[1] - 1}")
-        return {"key": tensor[:, layer, 0], "value": tensor[:, layer, 1]}
+        layers = self._layout.groups[0].layers
+        if layer not in layers:
+            raise IndexError(f"layer {layer} is outside {layers[0]} … {layers[-1]}")
+        position = layer - layers[0]
+        return {"key": tensor[:, position, 0], "value": tensor[:, position, 1]}
 
     def statistics(self, group: int = 0) -> CacheStatistics:
         """Count the blocks of the only group."""
         if group != 0:
             raise IndexError(f"group {group} does not exist; KVCacheManagerV1 has one group, 0")
         with self._lock:
-            return self._blocks.statistics()
+            return replace(self._blocks.statistics(), block_bytes=self.pool_size.block_bytes)
 
     def shutdown(self) -> None:
         """Let go of the memory (it lives on while somebody has a view); idempotent."""
@@ -167,37 +174,39 @@ def _only_table(tables: Sequence[BlockIds]) -> BlockIds:
     return present
 
 
-def _torch_dtype(name: str) -> "torch.dtype":
-    import torch
-
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"{name!r} is not a torch dtype; try float32 or bfloat16", setting="kv_cache_config.dtype")
-    return dtype
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} is not here: torch sees no CUDA device; set device: cpu", setting="device")
-    return name
+def _require_one_shape(geometry: ModelGeometry) -> None:
+    usual = tuple(RoleShape(name, geometry.kv_heads, geometry.head_dim) for name in ("key", "value"))
+    for position in range(geometry.num_layers):
+        shape = geometry.shape(position)
+        if (shape.kind, shape.roles) != ("attention", usual):
+            raise ConfigError(
+                "KVCacheManagerV1 holds keys and values of equal layers only, but layer "
+                f"{geometry.first_layer + position} keeps {', '.join(role.name for role in shape.roles)} "
+                f"({shape.kind}); set kv_cache_config.use_kv_cache_manager_v2: true",
+                setting="kv_cache_config.use_kv_cache_manager_v2",
+            )
 
 
 def _group(spec: ManagerSpec) -> LayerGroup:
     geometry = spec.geometry
     return LayerGroup(
-        layers=tuple(range(geometry.num_layers)),
+        layers=_layers(geometry),
         pools=(0,),
         tokens_per_block=spec.tokens_per_block,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
+        head_start=geometry.shape(0).head_start,
+        total_heads=geometry.shape(0).total_heads,
     )
+
+
+def _layers(geometry: ModelGeometry) -> tuple[int, ...]:
+    return tuple(range(geometry.first_layer, geometry.first_layer + geometry.num_layers))
 
 
 def _pool_shape(spec: ManagerSpec, item_bytes: int) -> Pool:
     return dense_pool(
-        layers=tuple(range(spec.geometry.num_layers)),
+        layers=_layers(spec.geometry),
         kv_heads=spec.geometry.kv_heads,
         head_dim=spec.geometry.head_dim,
         tokens_per_block=spec.tokens_per_block,

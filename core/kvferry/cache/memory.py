@@ -62,6 +62,25 @@ def _at_least_one(size: PoolSize) -> PoolSize:
     return size
 
 
+def torch_dtype(name: str) -> "torch.dtype":
+    """Find a dtype by torch's name without the module. Raises ConfigError."""
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"{name!r} is not a torch dtype; try float32 or bfloat16", setting="kv_cache_config.dtype")
+    return dtype
+
+
+def require_device(name: str) -> str:
+    """Return the device's name. Raises ConfigError: torch does not see it."""
+    import torch
+
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} is not here: torch sees no CUDA device; set device: cpu", setting="device")
+    return name
+
+
 def available_memory(device: str) -> int:
     """Bytes that a process can still get on ``device``; on a CPU, within the limits of its control group."""
     if device != "cpu":
