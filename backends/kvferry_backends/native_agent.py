@@ -23,7 +23,7 @@ from kvferry_plugins.transceiver import (
     RegistrationId,
     TransferId,
 )
-from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES, AgentSpec
+from kvferry_plugins.types import COPY_THREADS, MAP_PEERS, STAGING_BYTES, AgentSpec
 
 if TYPE_CHECKING:
     from kvferry_native import BlockMap, Engine
@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.02
 LOOK_ROUNDS = 64
 """Progress calls of every lane in one look."""
 
-_SIZES = ("lanes", "piece_bytes", STAGING_BYTES, "gather_below")
+_SIZES = ("lanes", "piece_bytes", STAGING_BYTES, "gather_below", COPY_THREADS)
 """Options that are the engine's; the others are the transport's."""
 
 STAGING_DEFAULT = 32 << 20
@@ -67,8 +67,8 @@ class NativeAgent(BlockTransferAgent):
 
     Args:
         spec: ``name`` for messages, ``device`` for what is registered. ``options``: ``lanes`` (threads, each with an
-            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``; any other is the
-            transport's own.
+            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``, ``copy_threads`` (that
+            copy at once to a peer of this host, lanes among them); any other is the transport's own.
         transport: its name, as ``kvferry_native`` has it.
         path: a third party's shared object instead.
 
@@ -162,18 +162,12 @@ class NativeAgent(BlockTransferAgent):
     def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
         return make_block_map(src, dst, group)
 
-    def submit_blocks(
-        self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds, notice: bytes | None = None
-    ) -> TransferId:
-        """Post whole blocks.
-
-        ``notice`` is what the peer's agent is told once all bytes are there, without waiting for this interpreter.
-        """
+    def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
         target = self._peer(peer)
         with self._speaking(f"refused a transfer to {target.name}"):
             ours, theirs = (np.ascontiguousarray(column, dtype=np.int32) for column in (src, dst))
             prepared = cast("BlockMap", block_map)
-            return TransferId(self._engine.submit_blocks(peer, prepared, ours, theirs, notice))
+            return TransferId(self._engine.submit_blocks(peer, prepared, ours, theirs))
 
     def cancel(self, transfer: TransferId, reason: str = "cancelled") -> bool:
         return self._engine.cancel(transfer, reason)
@@ -196,15 +190,6 @@ class NativeAgent(BlockTransferAgent):
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             self._engine.nudge(LOOK_ROUNDS)
-
-    @property
-    def carries_notices(self) -> bool:
-        """Whether ``submit_blocks`` takes a notice."""
-        return self._engine.carries_notices
-
-    def notices(self) -> list[bytes]:
-        """What peers' engines told us since the last call."""
-        return self._engine.collect_notices()
 
     def set_active(self, active: bool) -> None:
         self._engine.set_active(active)

@@ -36,6 +36,7 @@ TRANSCEIVER_DEFAULTS = {
     "enable_pipelined_transfer": False,
     "kv_transfer_checksum": False,
     "kv_transfer_shared_memory": True,
+    "kv_transfer_threads": None,
 }
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 

@@ -25,7 +25,7 @@ from kvferry.transceiver import native_options
 from kvferry.transceiver.native_runtime import KvCacheTransceiverCpp
 from kvferry_plugins.errors import BackendUnavailableError, ConfigError, PeerLostError, TransferError
 from kvferry_plugins.testing import ScriptedAgent
-from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES, AgentSpec, Role, TransferRequest
+from kvferry_plugins.types import COPY_THREADS, MAP_PEERS, STAGING_BYTES, AgentSpec, Role, TransferRequest
 
 BLOCKS = 160
 LONG = tuple(range(BLOCKS * TOKENS_PER_BLOCK))
@@ -122,6 +122,12 @@ def test_tokens_are_turned_into_the_bytes_that_they_take():
     layout = KVCacheManagerV1(MANAGER).layout
     options = native_options.native_options({"max_tokens_in_buffer": 8}, layout, Role.CONTEXT)
     assert options[STAGING_BYTES] == 2 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize(("config", "given"), [({"kv_transfer_threads": 3}, 3), ({"kv_transfer_threads": None}, None)])
+def test_how_many_threads_copy_is_the_configurations_word_or_the_engines(config, given):
+    options = native_options.native_options(config, KVCacheManagerV1(MANAGER).layout, Role.CONTEXT)
+    assert options.get(COPY_THREADS) == given
 
 
 @pytest.mark.parametrize("allowed", [True, False])

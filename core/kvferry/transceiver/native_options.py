@@ -6,7 +6,7 @@ from typing import Any
 from kvferry.cache.memory import available_memory
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.layout import KvLayout
-from kvferry_plugins.types import MAP_PEERS, STAGING_BYTES, Role
+from kvferry_plugins.types import COPY_THREADS, MAP_PEERS, STAGING_BYTES, Role
 
 _BUFFER = "cache_transceiver_config.max_tokens_in_buffer"
 
@@ -25,6 +25,9 @@ def native_options(config: Mapping[str, Any], layout: KvLayout, role: Role) -> d
     options: dict[str, object] = {
         MAP_PEERS: role is Role.CONTEXT and bool(config.get("kv_transfer_shared_memory", True))
     }
+    threads = config.get("kv_transfer_threads")
+    if threads is not None:
+        options[COPY_THREADS] = threads
     tokens = config.get("max_tokens_in_buffer")
     if tokens is not None:
         options[STAGING_BYTES] = _staging_bytes(tokens, layout)

@@ -5,10 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvferry.transceiver.coalesce import plan_segments
 from kvferry.transceiver.pieces import PIECES_IN_FLIGHT, Piece, cut
 from kvferry_plugins.layout import BlockIds, KvLayout
 from kvferry_plugins.transceiver import BlockTransferAgent, PeerId, TransferAgent, TransferId
+
+MAPS_KEPT = 256
+"""Block maps that a writer keeps: of this many pairs of peer and layer group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,7 @@ class BlockList:
     src: BlockIds
     dst: BlockIds
     total: int
-    """Bytes of all blocks."""
+    """Bytes of the blocks that are there on both sides."""
 
 
 class Writer(ABC):
@@ -76,13 +81,23 @@ class BlockListWriter(Writer):
 
     def __init__(self, agent: BlockTransferAgent) -> None:
         self._agent = agent
+        self._maps: dict[tuple[int, int, int], tuple[KvLayout, KvLayout, object]] = {}
+        """By layouts, which are a peer's own and live as long as it, and group."""
 
     def plan(
         self, src: KvLayout, dst: KvLayout, group: int, src_ids: BlockIds, dst_ids: BlockIds
     ) -> Iterable[BlockList]:
-        """Prepare the one write of a group."""
-        block_map = self._agent.block_map(src, dst, group)
-        return (BlockList(block_map, src_ids, dst_ids, len(src_ids) * src.block_bytes(group)),)
+        """Prepare the one write of a group; a −1 on either side is a block that is not there, and is not moved."""
+        moved = int(np.count_nonzero((src_ids != -1) & (dst_ids != -1)))
+        return (BlockList(self._block_map(src, dst, group), src_ids, dst_ids, moved * src.block_bytes(group)),)
+
+    def _block_map(self, src: KvLayout, dst: KvLayout, group: int) -> object:
+        key = (id(src), id(dst), group)
+        if key not in self._maps:
+            if len(self._maps) >= MAPS_KEPT:
+                del self._maps[next(iter(self._maps))]
+            self._maps[key] = (src, dst, self._agent.block_map(src, dst, group))
+        return self._maps[key][2]
 
     def post(self, peer: PeerId, write: BlockList) -> TransferId:
         """Submit it."""

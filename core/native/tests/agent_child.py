@@ -61,11 +61,11 @@ class Child:
     def zeros_outside(self, here, nbytes):
         return not self.buffer[:here].any() and not self.buffer[here + nbytes :].any()
 
-    def write_blocks(self, peer, address, src, dst, notice=None):
+    def write_blocks(self, peer, address, src, dst):
         count = len(self.buffer) // BLOCK
         pool = (self.buffer.ctypes.data, BLOCK, count, address, BLOCK, count, [(0, BLOCK)])
         ids = (np.array(each, dtype=np.int32) for each in (src, dst))
-        return self.agent.submit_blocks(peer, BlockMap([pool]), *ids, notice.encode() if notice else None)
+        return self.agent.submit_blocks(peer, BlockMap([pool]), *ids)
 
     def block(self, number):
         return int(self.buffer[number * BLOCK : (number + 1) * BLOCK].astype(np.int64).sum())
@@ -77,10 +77,6 @@ class Child:
             self.completions |= {each.id: each for each in self.agent.poll()}
         found = self.completions.get(transfer)
         return found and {"ok": found.ok, "error": found.error}
-
-    def notices(self, seconds=5.0):
-        select.select([self.agent.wakeup_fd()], [], [], seconds)
-        return [notice.decode() for notice in self.agent.notices()]
 
     def fence(self, peer):
         return self.agent.fence(peer).name

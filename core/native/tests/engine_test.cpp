@@ -5,6 +5,9 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
+#include <cstring>
+#include <map>
 #include <numeric>
 
 #include "check.hpp"
@@ -163,6 +166,71 @@ void shared_memory_is_copied_to_by_all_lanes() {
     CHECK(shared.bytes[4] == 0 && shared.bytes[kBytes - 4] == 0);
 }
 
+// Two engines of this process, of which the second has shared memory, as a pool lies in.
+struct Mapped {
+    const SharedMemory shared;
+    Side from;
+    Engine to{inprocess(), {}};
+    std::uint64_t there = reinterpret_cast<std::uint64_t>(shared.bytes);
+    PeerId peer = 0;
+
+    explicit Mapped(const EngineOptions &options) : from(options) {
+        to.register_memory({{there, kBytes, KVFERRY_CPU, 0}});
+        peer = from.engine.connect(to.descriptor(), self());
+    }
+
+    static FileDescriptor self() { return FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
+};
+
+EngineOptions copying(std::size_t threads) {
+    EngineOptions options = small_pieces({{"fail_every", "1"}});
+    options.copy_threads = threads;
+    return options;
+}
+
+void copiers_share_a_transfer() {
+    Mapped mapped(copying(3));
+    for (std::uint8_t round = 0; round < 20; ++round) {
+        for (std::size_t index = 0; index < kBytes; ++index) {
+            mapped.from.memory[index] = static_cast<std::uint8_t>(index * 7 + round);
+        }
+        std::vector<Segment> segments;
+        for (std::size_t index = 0; index < 1000; ++index) {
+            segments.push_back({mapped.from.address() + index * 4096, mapped.there + (index * 7 % 1000) * 4096, 4096});
+        }
+        const auto end = mapped.from.wait(mapped.from.engine.submit(mapped.peer, segments));
+        CHECK(end.ok && end.nbytes == 4096 * 1000);
+        for (std::size_t index = 0; index < 1000; ++index) {
+            const auto *source = &mapped.from.memory[index * 4096];
+            CHECK(std::equal(source, source + 4096, mapped.shared.bytes + (index * 7 % 1000) * 4096));
+        }
+    }
+}
+
+void copiers_are_cancelled_and_closed() {
+    Mapped mapped(copying(2));
+    const std::vector<Segment> all{{mapped.from.address(), mapped.there, kBytes}};
+    std::vector<TransferId> ids;
+    for (int each = 0; each < 50; ++each) {
+        ids.push_back(mapped.from.engine.submit(mapped.peer, all));
+        if (each % 2 == 0) mapped.from.engine.cancel(ids.back(), "enough");
+    }
+    std::size_t ended = 0;
+    CHECK(eventually([&] { return (ended += mapped.from.engine.collect().size()) == ids.size(); }));
+    // What is over is over: nothing is written behind its completion.
+    std::memset(mapped.shared.bytes, 0, kBytes);
+    for (int each = 0; each < 50; ++each) mapped.from.engine.submit(mapped.peer, all);
+    mapped.from.engine.disconnect(mapped.peer);
+    for (int each = 0; each < 10; ++each) {
+        mapped.peer = mapped.from.engine.connect(mapped.to.descriptor(), Mapped::self());
+        mapped.from.engine.submit(mapped.peer, all);
+        mapped.from.engine.disconnect(mapped.peer);
+    }
+    mapped.peer = mapped.from.engine.connect(mapped.to.descriptor(), Mapped::self());
+    for (int each = 0; each < 50; ++each) mapped.from.engine.submit(mapped.peer, all);
+    mapped.from.engine.close();
+}
+
 void what_is_not_registered_is_refused() {
     Side from, to;
     const PeerId peer = meet(from, to);
@@ -200,16 +268,34 @@ void cancellation_ends_once_nothing_is_in_flight() {
     CHECK(from.wait(second).error == "disconnected");
 }
 
-void a_notice_comes_after_the_bytes() {
-    Side from(small_pieces()), to;
+void deregistering_ends_what_would_be_read_from_there() {
+    Side from(small_pieces({{"delay_us", "20000"}})), to;
     from.fill();
-    const Bytes sent{1, 2, 3};
-    const auto id = from.engine.submit(meet(from, to), whole(from, to, 64), sent);
-    std::vector<Bytes> notices;
-    CHECK(eventually([&] { return !(notices = to.engine.collect_notices()).empty(); }));
-    CHECK(notices.size() == 1 && notices[0] == sent);
-    CHECK(to.memory == from.memory);
-    CHECK(from.wait(id).ok);
+    std::vector<std::uint8_t> other(64 << 10, 1);
+    const Region region{reinterpret_cast<std::uint64_t>(other.data()), other.size(), KVFERRY_CPU, 0};
+    const auto registration = from.engine.register_memory({region});
+    const PeerId peer = meet(from, to);
+    const auto stays = from.engine.submit(peer, part(from, to, 3));
+    std::vector<TransferId> ended;
+    for (int each = 0; each < 20; ++each) {
+        ended.push_back(from.engine.submit(peer, {{region.address, to.address(), region.nbytes}}));
+    }
+    auto map = std::make_shared<const BlockMap>(
+        std::vector<PoolPair>{{region.address, 4096, 16, to.address(), 4096, 16, {{0, 4096}}}});
+    ended.push_back(from.engine.submit_blocks(peer, {map, {0}, {1}}));
+    from.engine.deregister_memory(registration);
+    std::fill(other.begin(), other.end(), std::uint8_t{9});
+    std::size_t failed = 0;
+    std::map<TransferId, Completion> completions;
+    CHECK(eventually([&] {
+        for (auto &each : from.engine.collect()) completions[each.id] = each;
+        return completions.size() == ended.size() + 1;
+    }));
+    for (const auto id : ended) failed += completions[id].error == "its memory was deregistered";
+    CHECK(failed > 0 && completions[stays].ok);
+    CHECK(std::find(to.memory.begin(), to.memory.begin() + (64 << 10), 9) == to.memory.begin() + (64 << 10));
+    CHECK(message_of<Error>([&] { from.engine.submit(peer, {{region.address, to.address(), 1}}); })
+              .starts_with("this side has not registered"));
 }
 
 void many_threads_and_peers() {
@@ -271,7 +357,9 @@ int main() {
     what_is_not_registered_is_refused();
     failures_end_a_transfer_once();
     cancellation_ends_once_nothing_is_in_flight();
-    a_notice_comes_after_the_bytes();
+    deregistering_ends_what_would_be_read_from_there();
+    copiers_share_a_transfer();
+    copiers_are_cancelled_and_closed();
     many_threads_and_peers();
     a_target_that_closes_breaks_nobody();
     bad_options_and_registrations_leave_nothing();

@@ -23,18 +23,17 @@ def test_lanes_share_a_transfer_and_need_not_be_equal_in_number(start):
     assert target.ask("wrong_bytes", seed=2) == 0
 
 
-def test_block_lists_are_planned_by_the_engine_and_a_notice_says_that_they_are_there(pair):
+def test_block_lists_are_planned_by_the_engine_and_what_is_missing_on_either_side_stays(pair):
     writer, target = pair
     writer.ask("fill", seed=3)
-    arguments = {"peer": writer.peer, "address": target.address, "src": [5, 0, 7, 2], "dst": [9, 8, -1, 1]}
-    transfer = writer.ask("write_blocks", **arguments, notice="all there")
-    assert target.ask("notices") == ["all there"]
+    arguments = {"peer": writer.peer, "address": target.address, "src": [5, 0, 7, 2, -1], "dst": [9, 8, -1, 1, 3]}
+    transfer = writer.ask("write_blocks", **arguments)
     assert writer.ask("outcome", transfer=transfer)["ok"]
     pairs = [(5, 9), (0, 8), (2, 1)]
     assert [target.ask("block", number=there) for _, there in pairs] == [
         writer.ask("block", number=here) for here, _ in pairs
     ]
-    assert target.ask("block", number=7) == 0
+    assert [target.ask("block", number=number) for number in (7, 3)] == [0, 0]
 
 
 def test_a_block_list_that_names_a_block_twice_is_a_failed_completion(pair):

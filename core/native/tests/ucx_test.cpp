@@ -43,8 +43,8 @@ void move(int fd, void *bytes, std::size_t nbytes, bool out) {
     }
 }
 
-// Tells its descriptor and address; then, for each notice, the sum of its memory.
-[[noreturn]] void serve(const char *transport, int out) {
+// Tells its descriptor and address; then, each time it is asked, the sum of its memory.
+[[noreturn]] void serve(const char *transport, int in, int out) {
     // A parent that fails leaves nobody behind.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     Side side(transport, 1);
@@ -53,33 +53,36 @@ void move(int fd, void *bytes, std::size_t nbytes, bool out) {
     move(out, head, sizeof head, true);
     move(out, descriptor.data(), descriptor.size(), true);
     while (true) {
-        for (const auto &notice : side.engine.collect_notices()) {
-            if (notice == Bytes{'q'}) {
-                side.engine.close();
-                std::exit(0);
-            }
-            std::uint64_t sum = 0;
-            for (std::size_t index = 0; index < kBytes; ++index) sum += side.memory[index] * (index % 251);
-            move(out, &sum, sizeof sum, true);
+        char command = 0;
+        move(in, &command, 1, false);
+        if (command == 'q') {
+            side.engine.close();
+            std::exit(0);
         }
-        ::usleep(500);
+        std::uint64_t sum = 0;
+        for (std::size_t index = 0; index < kBytes; ++index) sum += side.memory[index] * (index % 251);
+        move(out, &sum, sizeof sum, true);
     }
 }
 
 struct Target {
     pid_t pid;
-    int from;
+    int from, to;
     std::uint64_t address = 0;
     Bytes descriptor;
 
     explicit Target(const char *transport) {
-        int ends[2];
-        CHECK(::pipe(ends) == 0);
+        int answers[2], commands[2];
+        CHECK(::pipe(answers) == 0 && ::pipe(commands) == 0);
         pid = ::fork();
-        if (pid == 0) serve(transport, ends[1]);
-        ::close(ends[1]);
-        from = ends[0];
+        if (pid == 0) serve(transport, commands[0], answers[1]);
+        ::close(answers[1]);
+        ::close(commands[0]);
+        from = answers[0];
+        to = commands[1];
     }
+
+    void tell(char command) const { move(to, &command, 1, true); }
 
     void greet() {
         std::uint64_t head[2];
@@ -113,15 +116,16 @@ Completion wait(Engine &engine, TransferId id) {
     return *found;
 }
 
-void bytes_and_notices_arrive(Side &writer, Target &target, PeerId peer) {
+void bytes_arrive(Side &writer, Target &target, PeerId peer) {
     for (std::size_t count : {1, 16, 2048}) {
         std::uint64_t expected = 0, sum = 0;
         for (std::size_t index = 0; index < kBytes; ++index) {
             writer.memory[index] = static_cast<std::uint8_t>(index * 31 + count);
             expected += writer.memory[index] * (index % 251);
         }
-        const auto id = writer.engine.submit(peer, pieces(writer, target, count), Bytes{'s'});
+        const auto id = writer.engine.submit(peer, pieces(writer, target, count));
         CHECK(wait(writer.engine, id).ok);
+        target.tell('s');
         move(target.from, &sum, sizeof sum, false);
         CHECK(sum == expected);
     }
@@ -150,10 +154,11 @@ int main(int count, char **arguments) {
     Side writer(arguments[1], 2);
     const PeerId to_first = writer.engine.connect(first.descriptor, first.process());
     const PeerId to_second = writer.engine.connect(second.descriptor, second.process());
-    bytes_and_notices_arrive(writer, first, to_first);
+    bytes_arrive(writer, first, to_first);
     a_killed_target_ends_its_transfers(writer, first, to_first);
-    bytes_and_notices_arrive(writer, second, to_second);
-    CHECK(wait(writer.engine, writer.engine.submit(to_second, {}, Bytes{'q'})).ok);
+    bytes_arrive(writer, second, to_second);
+    CHECK(wait(writer.engine, writer.engine.submit(to_second, {})).ok);
+    second.tell('q');
     int status = 0;
     ::waitpid(second.pid, &status, 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);

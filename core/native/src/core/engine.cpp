@@ -1,13 +1,20 @@
 #include "engine.hpp"
 
+#include <algorithm>
 #include <random>
 #include <sstream>
+#include <thread>
 
 #include "cuda_context.hpp"
 
 namespace kvferry {
 
 namespace {
+
+using namespace std::chrono_literals;
+
+// For writes that a transport has begun and that can only be waited for.
+constexpr auto kDeregisterPatience = 10s;
 
 EngineKey random_key() {
     std::random_device random;
@@ -42,16 +49,35 @@ std::uint64_t extent(std::uint64_t stride, std::uint64_t blocks) {
     return nbytes;
 }
 
+bool reads_within(const RegionTable &memory, const Transfer &transfer) {
+    if (transfer.order) {
+        const auto &pools = transfer.order->map->pools();
+        return std::all_of(pools.begin(), pools.end(), [&](const PoolPair &pool) {
+            return memory.covers(pool.src_base, extent(pool.src_stride, pool.src_blocks));
+        });
+    }
+    return std::all_of(transfer.segments.begin(), transfer.segments.end(), [&](const Segment &segment) {
+        return memory.covers(segment.src, segment.nbytes);
+    });
+}
+
+std::size_t helpers(const EngineOptions &options) {
+    const std::size_t automatic = std::thread::hardware_concurrency() > 2 ? 2 : 1;
+    const std::size_t wanted = options.copy_threads > 0 ? options.copy_threads : automatic;
+    return wanted - std::min(wanted, options.lanes);
+}
+
 }  // namespace
 
 Engine::Engine(TransportLibrary library, const EngineOptions &options)
-    : library_(library), key_(random_key()), book_(options.pieces), bells_(options.lanes), map_peers_(options.map_peers) {
+    : library_(library), key_(random_key()), book_(options.pieces), bells_(options.lanes), helpers_(helpers(options)),
+      map_peers_(options.map_peers) {
     if (options.lanes == 0) throw Error(KVFERRY_INVALID, "an engine needs at least one lane");
     const PieceLimits &pieces = options.pieces;
     if (pieces.nbytes == 0 || pieces.segments == 0 || pieces.in_flight == 0) {
         throw Error(KVFERRY_INVALID, "a piece has at least one byte and one segment, and one of them may be posted");
     }
-    const LaneOptions limits{options.spin, options.pieces.nbytes, options.staging_bytes, options.pieces.in_flight,
+    const LaneOptions limits{options.spin, options.pieces.nbytes, options.pieces.copied_bytes(), options.staging_bytes, options.pieces.in_flight,
                              options.gather_below};
     for (std::size_t index = 0; index < options.lanes; ++index) {
         lanes_.push_back(std::make_unique<Lane>(index, library_, options.transport, limits, book_, bells_));
@@ -60,6 +86,7 @@ Engine::Engine(TransportLibrary library, const EngineOptions &options)
 
 void Engine::close() {
     const std::lock_guard lock(mutex_);
+    copiers_.reset();
     lanes_.clear();
     peers_.clear();
     registrations_.clear();
@@ -119,12 +146,16 @@ void Engine::deregister_memory(std::uint64_t id) {
     if (lanes_.empty()) return;
     const auto found = registrations_.find(id);
     if (found == registrations_.end()) throw Error(KVFERRY_INVALID, "there is no registration " + std::to_string(id));
+    RegionTable left = memory_;
+    for (const Region &region : found->second.regions) left.remove(region);
+    const auto reads_it = [&](const Transfer &transfer) { return !reads_within(left, transfer); };
+    if (!book_.stop_all(reads_it, "its memory was deregistered", kDeregisterPatience)) {
+        throw Error(KVFERRY_INVALID, "a write from there is still under way: deregister once its completion has come");
+    }
     const Registration registration = std::move(found->second);
     registrations_.erase(found);
-    for (const Region &region : registration.regions) {
-        memory_.remove(region);
-        backings_.erase({region.address, region.nbytes});
-    }
+    memory_ = std::move(left);
+    for (const Region &region : registration.regions) backings_.erase({region.address, region.nbytes});
     for (std::size_t index = 0; index < lanes_.size(); ++index) {
         lanes_[index]->call([&](TransportAgent &agent) {
             for (auto handle : registration.handles[index]) agent.deregister_memory(handle);
@@ -168,9 +199,15 @@ PeerId Engine::connect(std::span<const std::uint8_t> body, FileDescriptor proces
         }
     }
     connect_lanes(*peer, descriptor.lanes);
+    if (!peer->mapped.empty()) start_copiers();
     peer->id = next_id_++;
     peers_.emplace(peer->id, peer);
     return peer->id;
+}
+
+void Engine::start_copiers() {
+    if (!copiers_) copiers_.emplace(book_);
+    copiers_->start(helpers_);
 }
 
 void Engine::connect_lanes(Peer &peer, const std::vector<Bytes> &parts) {
@@ -216,7 +253,7 @@ const std::shared_ptr<Peer> &Engine::peer(PeerId id) const {
 
 // --- transfers --------------------------------------------------------------------------------------------------
 
-TransferId Engine::submit(PeerId id, std::vector<Segment> segments, std::optional<Bytes> notice) {
+TransferId Engine::submit(PeerId id, std::vector<Segment> segments) {
     const std::lock_guard lock(mutex_);
     require_open();
     auto transfer = std::make_shared<Transfer>();
@@ -224,25 +261,20 @@ TransferId Engine::submit(PeerId id, std::vector<Segment> segments, std::optiona
     std::erase_if(segments, [](const Segment &segment) { return segment.nbytes == 0; });
     for (const Segment &segment : segments) check(*transfer->peer, segment);
     transfer->segments = std::move(segments);
-    transfer->notice = std::move(notice);
     return begin(std::move(transfer));
 }
 
-TransferId Engine::submit_blocks(PeerId id, BlockOrder order, std::optional<Bytes> notice) {
+TransferId Engine::submit_blocks(PeerId id, BlockOrder order) {
     const std::lock_guard lock(mutex_);
     require_open();
     auto transfer = std::make_shared<Transfer>();
     transfer->peer = peer(id);
     check(*transfer->peer, *order.map);
     transfer->order = std::move(order);
-    transfer->notice = std::move(notice);
     return begin(std::move(transfer));
 }
 
 TransferId Engine::begin(std::shared_ptr<Transfer> transfer) {
-    if (transfer->notice && !carries_notices()) {
-        throw Error(KVFERRY_INVALID, library_.name() + " carries no notices");
-    }
     if (transfer->peer->process.readable()) throw Error(KVFERRY_UNREACHABLE, "the peer is gone: its process ended");
     const TransferId id = transfer->id = next_id_++;
     book_.submit(std::move(transfer));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "copiers.hpp"
 #include "descriptor.hpp"
 #include "lane.hpp"
 #include "transfers.hpp"
@@ -24,6 +25,8 @@ struct EngineOptions {
     std::chrono::microseconds spin{50};
     // Write by copying where the peer is of this host and its memory can be mapped; the transport is for the rest.
     bool map_peers = true;
+    // Threads that copy at once, lanes among them; 0 = two, where the machine has more than two cores, else one.
+    std::size_t copy_threads = 0;
     // For the transport.
     Options transport;
 };
@@ -35,10 +38,10 @@ public:
 
     std::string transport() const { return library_.name(); }
     std::string version() const { return library_.version(); }
-    bool carries_notices() const { return library_.table().notify != nullptr; }
 
     // --- memory and peers: these wait for the lanes, which may be busy with a piece ---
     std::uint64_t register_memory(const std::vector<Region> &regions);
+    // Ends what would be read from there, and raises, with the registration as it was, if that takes too long.
     void deregister_memory(std::uint64_t registration);
     Bytes descriptor();
     // `process`: a pidfd of the peer, which the engine keeps; -1 = not a process of this host.
@@ -49,13 +52,12 @@ public:
 
     // --- transfers: these never wait ---
     // Raises if an address is not registered, at either end, or the peer is gone; then nothing is posted.
-    TransferId submit(PeerId peer, std::vector<Segment> segments, std::optional<Bytes> notice = std::nullopt);
+    TransferId submit(PeerId peer, std::vector<Segment> segments);
     // A block list that cannot be planned is a failed completion.
-    TransferId submit_blocks(PeerId peer, BlockOrder order, std::optional<Bytes> notice = std::nullopt);
+    TransferId submit_blocks(PeerId peer, BlockOrder order);
     bool cancel(TransferId id, const std::string &reason) { return book_.stop(id, reason); }
     std::optional<std::uint64_t> bytes_done(TransferId id) const { return book_.bytes_done(id); }
     std::vector<Completion> collect() { return book_.collect(); }
-    std::vector<Bytes> collect_notices() { return book_.collect_notices(); }
     int wakeup_fd() const { return book_.wakeup_fd(); }
 
     void set_active(bool active);
@@ -80,6 +82,7 @@ private:
     // All lanes or none.
     void connect_lanes(Peer &peer, const std::vector<Bytes> &parts);
     void disconnect_lanes(const Peer &peer);
+    void start_copiers();
     void check(const Peer &peer, const Segment &segment) const;
     void check(const Peer &peer, const BlockMap &map) const;
     TransferId begin(std::shared_ptr<Transfer> transfer);
@@ -89,6 +92,9 @@ private:
     TransferBook book_;
     const std::vector<EventFd> bells_;
     std::vector<std::unique_ptr<Lane>> lanes_;
+    // Beside the lanes.
+    const std::size_t helpers_;
+    std::optional<Copiers> copiers_;
     // Ids, peers and memory belong to the callers, who take turns.
     mutable std::mutex mutex_;
     std::uint64_t next_id_ = 1;

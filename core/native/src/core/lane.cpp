@@ -3,9 +3,10 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include <cstring>
+#include <algorithm>
 #include <set>
 
+#include "copiers.hpp"
 #include "cuda_context.hpp"
 
 namespace kvferry {
@@ -19,17 +20,10 @@ constexpr auto kNapInFlight = 10ms;
 
 constexpr unsigned kRefusedSleeps = 256;
 
-constexpr unsigned kCopiesBetween = 16;
+constexpr unsigned kCopiesBetween = 64;
 
 // From one look at a transport without a descriptor to the next, while something is in demand but nothing moves.
 constexpr auto kLookAgain = 50us;
-
-// A piece that is at least so long goes past the caches.
-constexpr std::uint64_t kStreamed = 1u << 20;
-
-void copy_cached(void *to, const void *from, std::size_t nbytes) { std::memcpy(to, from, nbytes); }
-
-const char *kProcessEnded = "the peer's process ended";
 
 std::string reason(const kvferry_completion &completion) {
     if (completion.status == KVFERRY_OK) return {};
@@ -125,32 +119,51 @@ bool Lane::plan_one() {
     const auto transfer = book_.take_unplanned();
     if (transfer == nullptr) return false;
     try {
-        std::vector<Segment> segments = std::move(transfer->segments);
-        if (const auto &blocks = transfer->order) {
-            const Order order = staging_ != nullptr && on_host_ ? Order::kDestination : Order::kSource;
-            segments = plan(*blocks->map, blocks->src, blocks->dst, order);
-        }
-        if (const auto over = book_.planned(transfer, split_long(std::move(segments), limits_.piece_bytes))) {
-            conclude(over);
-        } else {
-            for (const EventFd &bell : bells_) bell.signal();
-        }
+        book_.planned(transfer, plan_of(*transfer));
+        for (const EventFd &bell : bells_) bell.signal();
     } catch (const std::exception &error) {
         book_.fail(transfer, error.what());
     }
     return true;
 }
 
+Plan Lane::plan_of(const Transfer &transfer) const {
+    std::vector<Segment> segments = transfer.segments;
+    if (const auto &blocks = transfer.order) {
+        const Order order = staging_ != nullptr && on_host_ ? Order::kDestination : Order::kSource;
+        segments = plan(*blocks->map, blocks->src, blocks->dst, order);
+    }
+    Plan plan;
+    const MappedRegions &mapped = transfer.peer->mapped;
+    if (!mapped.empty() && on_host_) {
+        const auto posted = std::stable_partition(segments.begin(), segments.end(), [&](const Segment &segment) {
+            return mapped.find(segment.dst, segment.nbytes) != nullptr;
+        });
+        plan.segments.assign(segments.begin(), posted);
+        segments.erase(segments.begin(), posted);
+        for (Segment &segment : plan.segments) {
+            segment.dst = reinterpret_cast<std::uint64_t>(mapped.find(segment.dst, segment.nbytes));
+            plan.copied_bytes += segment.nbytes;
+        }
+        plan.segments = split_long(std::move(plan.segments), limits_.copied_bytes);
+        plan.copies = plan.segments.size();
+    }
+    segments = split_long(std::move(segments), limits_.piece_bytes);
+    plan.segments.insert(plan.segments.end(), segments.begin(), segments.end());
+    return plan;
+}
+
 bool Lane::post_one() {
     copied_ = false;
     const auto piece = book_.take(index_);
     if (!piece) return false;
-    const auto &peer = piece->transfer->peer;
     std::string error;
-    // A transport that writes to a process id must not meet the stranger that has it next.
-    if (peer->process.readable()) {
+    if ((copied_ = piece->is_copy)) {
+        error = copy(*piece);
+    } else if (piece->transfer->peer->process.readable()) {
+        // A transport that writes to a process id must not meet the stranger that has it next.
         error = kProcessEnded;
-    } else if (!(copied_ = copy(*piece))) {
+    } else {
         try {
             if (post(*piece)) return true;
             book_.put_back(*piece, index_);
@@ -159,22 +172,7 @@ bool Lane::post_one() {
             error = refused.what();
         }
     }
-    if (const auto over = book_.finish(*piece, index_, error)) conclude(over);
-    return true;
-}
-
-// Write to memory that is mapped here too; false if it is not.
-bool Lane::copy(const Piece &piece) const {
-    const MappedRegions &mapped = piece.transfer->peer->mapped;
-    if (mapped.empty() || !on_host_) return false;
-    for (const Segment &segment : piece.segments()) {
-        if (mapped.find(segment.dst, segment.nbytes) == nullptr) return false;
-    }
-    // A few blocks stay in the cache for whoever reads them next.
-    const auto copier = piece.range.nbytes < kStreamed ? copy_cached : stream;
-    for (const Segment &segment : piece.segments()) {
-        copier(mapped.find(segment.dst, segment.nbytes), reinterpret_cast<const void *>(segment.src), segment.nbytes);
-    }
+    book_.finish(*piece, index_, error);
     return true;
 }
 
@@ -202,7 +200,6 @@ bool Lane::progress() {
     const auto completions = agent_->progress();
     for (const auto &completion : completions) settle(completion);
     ++rounds_;
-    take_notices();
     return !completions.empty();
 }
 
@@ -212,23 +209,7 @@ void Lane::settle(const kvferry_completion &completion) {
     const Posted posted = std::move(found->second);
     posted_.erase(found);
     if (posted.slot) staging_->release(*posted.slot);
-    if (const auto over = book_.finish(posted.piece, index_, reason(completion))) conclude(over);
-}
-
-void Lane::conclude(const std::shared_ptr<Transfer> &transfer) {
-    if (transfer->notice && !book_.is_stopped(*transfer)) {
-        try {
-            agent_->notify(handle(*transfer->peer), *transfer->notice);
-        } catch (const std::exception &error) {
-            book_.fail(transfer, std::string("all bytes are there, but the notice of it was refused: ") + error.what());
-            return;
-        }
-    }
-    book_.end(transfer);
-}
-
-void Lane::take_notices() {
-    while (auto notice = agent_->take_notice()) book_.put_notice(std::move(*notice));
+    book_.finish(posted.piece, index_, reason(completion));
 }
 
 bool Lane::in_demand() const { return !posted_.empty() || active_ || nudges_ > 0; }

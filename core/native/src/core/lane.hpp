@@ -21,6 +21,7 @@ struct LaneOptions {
     // How long a lane with work in flight asks again and again before it sleeps on the transport's descriptor.
     std::chrono::microseconds spin{50};
     std::uint64_t piece_bytes = 8u << 20;
+    std::uint64_t copied_bytes = 1u << 20;
     // 0 = none.
     std::uint64_t staging_bytes = 0;
     std::size_t staging_slots = 4;
@@ -73,13 +74,11 @@ private:
     void loop();
     bool run_tasks();
     bool plan_one();
+    Plan plan_of(const Transfer &transfer) const;
     bool post_one();
-    bool copy(const Piece &piece) const;
     bool post(const Piece &piece);
     bool progress();
     void settle(const kvferry_completion &completion);
-    void conclude(const std::shared_ptr<Transfer> &transfer);
-    void take_notices();
     void rest(bool moved);
     bool in_demand() const;
     void sleep(std::chrono::milliseconds longest);

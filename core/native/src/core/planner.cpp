@@ -31,7 +31,7 @@ std::vector<BlockPair> wanted(const BlockMap &map, std::span<const std::int32_t>
     const auto largest = dst.empty() ? 0 : std::max(*std::max_element(dst.begin(), dst.end()), 0);
     std::vector<bool> named(std::min(static_cast<std::uint64_t>(largest) + 1, map.dst_blocks()));
     for (std::size_t index = 0; index < src.size(); ++index) {
-        if (dst[index] == -1) continue;
+        if (src[index] == -1 || dst[index] == -1) continue;
         require_within(src[index], map.src_blocks(), "source");
         require_within(dst[index], map.dst_blocks(), "destination");
         if (named[static_cast<std::size_t>(dst[index])]) {

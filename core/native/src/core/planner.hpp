@@ -47,7 +47,7 @@ private:
 // Which end's addresses ascend. A gathering lane wants the destination's, so that neighbours there stand together.
 enum class Order { kSource, kDestination };
 
-// Plan whole blocks: `src[i]` goes to `dst[i]`, -1 in `dst` = not wanted there. Bytes that touch at both ends become one
+// Plan whole blocks: `src[i]` goes to `dst[i]`; -1, on either side, = not there, and nothing is moved. Bytes that touch at both ends become one
 // segment, which never leaves its pool. Raises KVFERRY_INVALID for an id that is out of range or a target named twice.
 std::vector<Segment> plan(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst,
                           Order order = Order::kSource);

@@ -1,12 +1,8 @@
 #include "transfers.hpp"
 
-#include <algorithm>
-
 namespace kvferry {
 
 namespace {
-
-constexpr std::size_t kNoticesKept = 1024;
 
 template <typename Queue>
 void drop(Queue &queue, const std::shared_ptr<Transfer> &transfer) {
@@ -14,6 +10,8 @@ void drop(Queue &queue, const std::shared_ptr<Transfer> &transfer) {
 }
 
 }  // namespace
+
+// --- the caller -------------------------------------------------------------------------------------------------
 
 void TransferBook::submit(std::shared_ptr<Transfer> transfer) {
     const std::lock_guard lock(mutex_);
@@ -40,6 +38,19 @@ void TransferBook::leave(const std::shared_ptr<Peer> &peer, const std::string &r
     for (const auto &transfer : theirs) stop_locked(transfer, reason);
 }
 
+bool TransferBook::stop_all(const std::function<bool(const Transfer &)> &reads, const std::string &reason,
+                            std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    std::vector<std::shared_ptr<Transfer>> stopped;
+    for (const auto &[id, transfer] : live_) {
+        if (reads(*transfer)) stopped.push_back(transfer);
+    }
+    for (const auto &transfer : stopped) stop_locked(transfer, reason);
+    return over_.wait_for(lock, patience, [&] {
+        return std::none_of(stopped.begin(), stopped.end(), [&](const auto &each) { return live_.contains(each->id); });
+    });
+}
+
 std::optional<std::uint64_t> TransferBook::bytes_done(TransferId id) const {
     const std::lock_guard lock(mutex_);
     const auto found = live_.find(id);
@@ -49,26 +60,12 @@ std::optional<std::uint64_t> TransferBook::bytes_done(TransferId id) const {
 
 std::vector<Completion> TransferBook::collect() {
     const std::lock_guard lock(mutex_);
-    // Both under the lock, so that a descriptor that is readable always has something behind it. Whoever wants no
-    // notices must not be kept awake by a peer that sends them.
+    // Both under the lock, so that a descriptor that is readable always has something behind it.
     ended_.clear();
     return std::exchange(completions_, {});
 }
 
-void TransferBook::put_notice(Bytes notice) {
-    const std::lock_guard lock(mutex_);
-    notices_.push_back(std::move(notice));
-    if (notices_.size() > kNoticesKept) notices_.pop_front();
-    ended_.signal();
-}
-
-std::vector<Bytes> TransferBook::collect_notices() {
-    const std::lock_guard lock(mutex_);
-    if (completions_.empty()) ended_.clear();
-    std::vector<Bytes> taken(std::make_move_iterator(notices_.begin()), std::make_move_iterator(notices_.end()));
-    notices_.clear();
-    return taken;
-}
+// --- the lanes --------------------------------------------------------------------------------------------------
 
 std::shared_ptr<Transfer> TransferBook::take_unplanned() {
     const std::lock_guard lock(mutex_);
@@ -78,49 +75,69 @@ std::shared_ptr<Transfer> TransferBook::take_unplanned() {
     return transfer;
 }
 
-std::shared_ptr<Transfer> TransferBook::planned(const std::shared_ptr<Transfer> &transfer,
-                                                std::vector<Segment> segments) {
+void TransferBook::planned(const std::shared_ptr<Transfer> &transfer, Plan plan) {
     const std::lock_guard lock(mutex_);
-    transfer->segments = std::move(segments);
+    transfer->segments = std::move(plan.segments);
+    transfer->next_post = transfer->copies = plan.copies;
+    transfer->copied_bytes = plan.copied_bytes;
     transfer->planned = true;
-    if (transfer->over()) return transfer;
+    // Stopped meanwhile: it is over already.
+    if (transfer->stopped()) return;
+    if (transfer->all_taken()) {
+        end_if_over_locked(transfer);
+        return;
+    }
     ready_.push_back(transfer);
-    return nullptr;
+    if (transfer->copied_bytes > limits_.copied_bytes()) copies_.notify_all();
 }
 
 std::optional<Piece> TransferBook::take(std::size_t lane) {
     const std::lock_guard lock(mutex_);
-    for (std::size_t left = ready_.size(); left > 0; --left) {
-        std::shared_ptr<Transfer> transfer = std::move(ready_.front());
-        ready_.pop_front();
-        if (transfer->peer->in_flight[lane] >= limits_.in_flight) {
-            ready_.push_back(std::move(transfer));
-            continue;
-        }
-        const Range range = cut_locked(*transfer);
-        ++transfer->in_flight;
-        ++transfer->peer->in_flight[lane];
-        if (!transfer->all_taken()) ready_.push_back(transfer);
-        return Piece{std::move(transfer), range};
-    }
-    return std::nullopt;
+    const auto has_room = [&](const Transfer &each) { return each.peer->in_flight[lane] < limits_.in_flight; };
+    auto transfer = next_locked([&](const Transfer &each) {
+        return each.may_copy() || (each.may_post() && has_room(each));
+    });
+    if (transfer == nullptr) return std::nullopt;
+    const bool posts = transfer->may_post() && has_room(*transfer);
+    if (posts) ++transfer->peer->in_flight[lane];
+    return cut_locked(std::move(transfer), !posts);
 }
 
-Range TransferBook::cut_locked(Transfer &transfer) const {
-    if (!transfer.returned.empty()) {
-        const Range range = transfer.returned.back();
-        transfer.returned.pop_back();
-        return range;
+// Takes it out of the queue.
+std::shared_ptr<Transfer> TransferBook::next_locked(const std::function<bool(const Transfer &)> &wanted) {
+    const auto found = std::find_if(ready_.begin(), ready_.end(), [&](const auto &each) { return wanted(*each); });
+    if (found == ready_.end()) return nullptr;
+    auto transfer = std::move(*found);
+    ready_.erase(found);
+    return transfer;
+}
+
+Piece TransferBook::cut_locked(std::shared_ptr<Transfer> transfer, bool is_copy) {
+    Range range;
+    if (is_copy) {
+        range = cut_locked(transfer->segments, transfer->next_copy, transfer->copies, limits_.copied_bytes());
+        transfer->next_copy = range.last;
+    } else if (!transfer->returned.empty()) {
+        range = transfer->returned.back();
+        transfer->returned.pop_back();
+    } else {
+        range = cut_locked(transfer->segments, transfer->next_post, transfer->segments.size(), limits_.nbytes);
+        transfer->next_post = range.last;
     }
-    const std::vector<Segment> &segments = transfer.segments;
-    Range range{transfer.next, transfer.next, 0};
-    while (range.last < segments.size() && range.last - range.first < limits_.segments) {
+    ++transfer->in_flight;
+    if (!transfer->all_taken()) ready_.push_back(transfer);
+    return Piece{std::move(transfer), range, is_copy};
+}
+
+Range TransferBook::cut_locked(const std::vector<Segment> &segments, std::size_t first, std::size_t end,
+                               std::uint64_t nbytes) const {
+    Range range{first, first, 0};
+    while (range.last < end && range.last - range.first < limits_.segments) {
         const std::uint64_t more = segments[range.last].nbytes;
-        if (range.last > range.first && range.nbytes + more > limits_.nbytes) break;
+        if (range.last > range.first && range.nbytes + more > nbytes) break;
         range.nbytes += more;
         ++range.last;
     }
-    transfer.next = range.last;
     return range;
 }
 
@@ -138,18 +155,21 @@ void TransferBook::put_back(const Piece &piece, std::size_t lane) {
     if (!waits) ready_.push_front(transfer);
 }
 
-std::shared_ptr<Transfer> TransferBook::finish(const Piece &piece, std::size_t lane, const std::string &error) {
+void TransferBook::finish(const Piece &piece, std::size_t lane, const std::string &error) {
     const std::lock_guard lock(mutex_);
+    if (!piece.is_copy) --piece.transfer->peer->in_flight[lane];
+    settle_locked(piece, error);
+}
+
+void TransferBook::settle_locked(const Piece &piece, const std::string &error) {
     const auto &transfer = piece.transfer;
     --transfer->in_flight;
-    --transfer->peer->in_flight[lane];
     if (error.empty()) {
         transfer->done += piece.range.nbytes;
-    } else if (!transfer->stopped()) {
-        transfer->error = error;
-        drop(ready_, transfer);
+        end_if_over_locked(transfer);
+    } else {
+        stop_locked(transfer, error);
     }
-    return transfer->over() ? transfer : nullptr;
 }
 
 void TransferBook::fail(const std::shared_ptr<Transfer> &transfer, const std::string &error) {
@@ -157,20 +177,34 @@ void TransferBook::fail(const std::shared_ptr<Transfer> &transfer, const std::st
     stop_locked(transfer, error);
 }
 
-void TransferBook::end(const std::shared_ptr<Transfer> &transfer) {
-    const std::lock_guard lock(mutex_);
-    end_locked(transfer);
-}
-
-bool TransferBook::is_stopped(const Transfer &transfer) const {
-    const std::lock_guard lock(mutex_);
-    return transfer.stopped();
-}
-
 bool TransferBook::has_work() const {
     const std::lock_guard lock(mutex_);
     return !unplanned_.empty() || !ready_.empty();
 }
+
+// --- the copiers ------------------------------------------------------------------------------------------------
+
+std::optional<Piece> TransferBook::take_copy() {
+    std::unique_lock lock(mutex_);
+    while (!shut_) {
+        if (auto transfer = next_locked(&Transfer::may_copy)) return cut_locked(std::move(transfer), true);
+        copies_.wait(lock);
+    }
+    return std::nullopt;
+}
+
+void TransferBook::finish_copy(const Piece &piece, const std::string &error) {
+    const std::lock_guard lock(mutex_);
+    settle_locked(piece, error);
+}
+
+void TransferBook::shut() {
+    const std::lock_guard lock(mutex_);
+    shut_ = true;
+    copies_.notify_all();
+}
+
+// --- ends -------------------------------------------------------------------------------------------------------
 
 void TransferBook::stop_locked(const std::shared_ptr<Transfer> &transfer, const std::string &reason) {
     if (!transfer->stopped()) transfer->error = reason;
@@ -180,13 +214,10 @@ void TransferBook::stop_locked(const std::shared_ptr<Transfer> &transfer, const 
 }
 
 void TransferBook::end_if_over_locked(const std::shared_ptr<Transfer> &transfer) {
-    if (transfer->over()) end_locked(transfer);
-}
-
-void TransferBook::end_locked(const std::shared_ptr<Transfer> &transfer) {
-    if (live_.erase(transfer->id) == 0) return;
+    if (!transfer->over() || live_.erase(transfer->id) == 0) return;
     completions_.push_back({transfer->id, !transfer->stopped(), transfer->error, transfer->done});
     ended_.signal();
+    over_.notify_all();
 }
 
 }  // namespace kvferry

@@ -53,12 +53,6 @@ std::span<const std::uint8_t> view(const nb::bytes &bytes) {
 
 nb::bytes python(const Bytes &bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
-std::optional<Bytes> copy(const std::optional<nb::bytes> &notice) {
-    if (!notice) return std::nullopt;
-    const auto bytes = view(*notice);
-    return Bytes(bytes.begin(), bytes.end());
-}
-
 // What the interpreter holds of a block map. The lanes share the map, not this: they would wait for the GIL to let it go.
 struct PreparedMap {
     std::shared_ptr<const BlockMap> map;
@@ -77,13 +71,14 @@ PreparedMap prepare_map(const std::vector<PoolTuple> &tuples) {
 std::unique_ptr<Engine> make_engine(const std::string &transport, const Options &options, std::size_t lanes,
                                     std::uint64_t piece_bytes, std::size_t piece_segments, unsigned pieces_in_flight,
                                     unsigned spin_us, std::uint64_t staging_bytes, std::uint64_t gather_below,
-                                    bool map_peers) {
+                                    bool map_peers, std::size_t copy_threads) {
     EngineOptions all;
     all.lanes = lanes;
     all.pieces = {piece_bytes, piece_segments, pieces_in_flight};
     all.staging_bytes = staging_bytes;
     all.gather_below = gather_below;
     all.map_peers = map_peers;
+    all.copy_threads = copy_threads;
     all.spin = std::chrono::microseconds(spin_us);
     all.transport = options;
     const nb::gil_scoped_release release;
@@ -116,12 +111,6 @@ PeerId connect(Engine &engine, const nb::bytes &bytes, int process) {
 nb::list collect(Engine &engine) {
     nb::list result;
     for (const Completion &end : engine.collect()) result.append(nb::make_tuple(end.id, end.ok, end.error, end.nbytes));
-    return result;
-}
-
-nb::list collect_notices(Engine &engine) {
-    nb::list result;
-    for (const Bytes &notice : engine.collect_notices()) result.append(python(notice));
     return result;
 }
 
@@ -175,11 +164,11 @@ void bind_engine(nb::module_ &module) {
         .def(nb::new_(&make_engine), "transport"_a, nb::kw_only(), "options"_a = Options{}, "lanes"_a = 1,
              "piece_bytes"_a = PieceLimits{}.nbytes, "piece_segments"_a = PieceLimits{}.segments,
              "pieces_in_flight"_a = PieceLimits{}.in_flight, "spin_us"_a = 50, "staging_bytes"_a = 0,
-             "gather_below"_a = EngineOptions{}.gather_below, "map_peers"_a = EngineOptions{}.map_peers)
+             "gather_below"_a = EngineOptions{}.gather_below, "map_peers"_a = EngineOptions{}.map_peers,
+             "copy_threads"_a = EngineOptions{}.copy_threads)
         .def("maps", &Engine::maps, "peer"_a)
         .def_prop_ro("transport", &Engine::transport)
         .def_prop_ro("library", &Engine::version)
-        .def_prop_ro("carries_notices", &Engine::carries_notices)
         .def("register_memory", &register_memory, "regions"_a)
         .def("deregister_memory", &Engine::deregister_memory, "registration"_a,
              nb::call_guard<nb::gil_scoped_release>())
@@ -188,22 +177,19 @@ void bind_engine(nb::module_ &module) {
         .def("disconnect", &Engine::disconnect, "peer"_a)
         .def(
             "submit",
-            [](Engine &engine, PeerId peer, const Int64Array &src, const Int64Array &dst, const Int64Array &nbytes,
-               const std::optional<nb::bytes> &notice) {
-                return engine.submit(peer, segments(src, dst, nbytes), copy(notice));
+            [](Engine &engine, PeerId peer, const Int64Array &src, const Int64Array &dst, const Int64Array &nbytes) {
+                return engine.submit(peer, segments(src, dst, nbytes));
             },
-            "peer"_a, "src"_a, "dst"_a, "nbytes"_a, "notice"_a = nb::none())
+            "peer"_a, "src"_a, "dst"_a, "nbytes"_a)
         .def(
             "submit_blocks",
-            [](Engine &engine, PeerId peer, const PreparedMap &prepared, const Int32Array &src, const Int32Array &dst,
-               const std::optional<nb::bytes> &notice) {
-                return engine.submit_blocks(peer, {prepared.map, ids(src), ids(dst)}, copy(notice));
+            [](Engine &engine, PeerId peer, const PreparedMap &prepared, const Int32Array &src, const Int32Array &dst) {
+                return engine.submit_blocks(peer, {prepared.map, ids(src), ids(dst)});
             },
-            "peer"_a, "map"_a, "src"_a, "dst"_a, "notice"_a = nb::none())
+            "peer"_a, "map"_a, "src"_a, "dst"_a)
         .def("cancel", &Engine::cancel, "transfer"_a, "reason"_a = "cancelled")
         .def("bytes_done", &Engine::bytes_done, "transfer"_a)
         .def("collect", &collect)
-        .def("collect_notices", &collect_notices)
         .def("wakeup_fd", &Engine::wakeup_fd)
         .def("set_active", &Engine::set_active, "active"_a)
         .def("nudge", &Engine::nudge, "rounds"_a)
