@@ -13,6 +13,7 @@ from kvferry.registry.answers import Answer
 from kvferry.registry.availability import missing_modules
 from kvferry.registry.door import Registry
 from kvferry.resolution.plan import make_plan
+from kvferry.transceiver.memory_in_use import shut_down_manager
 from kvferry_plugins.errors import BackendUnavailableError
 from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
@@ -40,12 +41,12 @@ class WorkerParts:
     """None where the transceiver is off."""
 
     def shutdown(self) -> None:
-        """Shut the transceiver down, then the manager; idempotent."""
+        """Shut the transceiver down, then the manager, unless something may still write to its memory; idempotent."""
         try:
             if self.transceiver is not None:
                 self.transceiver.shutdown()
         finally:
-            self.manager.shutdown()
+            shut_down_manager(self.manager, self.transceiver)
 
 
 def resolve(

@@ -157,6 +157,9 @@ class KvCacheTransceiver(ABC):
     kv_transfer_timeout_ms: int | None
     """The transfer clock, from POSTING; None = only the peer's liveness bounds it."""
 
+    memory_in_use: str | None = None
+    """Why the manager's memory must not be freed although ``shutdown`` has returned; None = it may be."""
+
     @property
     @abstractmethod
     def capabilities(self) -> frozenset[Capability]:

@@ -4,7 +4,9 @@ import time
 
 import pytest
 
-from kvferry.transceiver import session_transceiver
+from kvferry.dispatcher import WorkerParts, resolve
+from kvferry.testing import isolated_registry
+from kvferry.transceiver import memory_in_use, session_transceiver
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.testing.faults import Hold
 from kvferry_plugins.types import TransferRequest
@@ -71,6 +73,46 @@ def test_shutdown_is_bounded_although_the_loop_hangs(hung, monkeypatch):
     assert not hung.context.agent.closed
 
 
+@pytest.fixture
+def kept():
+    """What is kept to the end of the process, which outlives this test."""
+    before = len(memory_in_use._kept)
+    yield memory_in_use._kept
+    del memory_in_use._kept[before:]
+
+
+def parts_of(worker):
+    plan = resolve({}, model=None, registry=isolated_registry(), environ={})
+    return WorkerParts(plan, worker.manager, worker.transceiver)
+
+
+def test_memory_is_not_freed_under_an_agent_that_was_left_open(hung, kept, monkeypatch, caplog):
+    monkeypatch.setattr(session_transceiver, "SHUTDOWN_SECONDS", 0.1)
+    manager, transceiver = hung.context.manager, hung.context.transceiver
+    assert transceiver.status_dump()["memory_in_use"] is None
+    parts = parts_of(hung.context)
+    for _ in range(2):
+        parts.shutdown()
+    assert manager.role_views(0)
+    assert [each for each in kept if each is manager] == [manager]
+    assert "its agent is left open" in transceiver.status_dump()["memory_in_use"]
+    assert [record.getMessage() for record in caplog.records if "is kept" in record.getMessage()]
+
+
+def test_memory_is_not_freed_while_a_peer_may_write_to_it(run_pair, fetch, kit, kept, monkeypatch):
+    monkeypatch.setattr(session_transceiver, "SHUTDOWN_SECONDS", 0.2)
+    pair = run_pair([Hold()], clean=False)
+    fetch(pair)
+    kit.wait_until(lambda: kit.receive_state(pair.generation) == "receiving")
+    for worker in (pair.generation, pair.context):
+        parts_of(worker).shutdown()
+    assert pair.generation.manager.role_views(0)
+    assert kept[-1] is pair.generation.manager
+    assert pair.generation.transceiver.memory_in_use == "a peer may still write to 8 blocks"
+    with pytest.raises(RuntimeError, match="shut down"):
+        pair.context.manager.role_views(0)
+
+
 def test_shutdown_is_idempotent_and_closes_everything(run_pair, fetch, kit):
     pair = run_pair()
     fetch(pair)
@@ -82,6 +124,7 @@ def test_shutdown_is_idempotent_and_closes_everything(run_pair, fetch, kit):
         assert worker.agent.closed
         assert worker.agent.counters.registrations == worker.agent.counters.peers == 0
         assert worker.transceiver.status_dump()["loop_alive"] is False
+        assert worker.transceiver.memory_in_use is None
 
 
 def test_shutdown_ends_what_is_under_way_and_tells_the_peer(run_pair, fetch, kit):

@@ -26,6 +26,7 @@ from kvferry.registry.door import Registry
 from kvferry.registry.load import load_registry
 from kvferry.registry.toggles import Toggles
 from kvferry.transceiver.coalesce import plan_segments
+from kvferry.transceiver.memory_in_use import shut_down_manager
 from kvferry.transceiver.pieces import cut
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
@@ -262,7 +263,7 @@ class PeerProcess:
     def shutdown(self) -> None:
         """End the transceiver, then the manager."""
         self.transceiver.shutdown()
-        self.manager.shutdown()
+        shut_down_manager(self.manager, self.transceiver)
 
 
 def _as_json(event: TransferEvent) -> dict[str, Any]:

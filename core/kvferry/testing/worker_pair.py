@@ -137,6 +137,7 @@ def running_worker(
 ) -> Iterator[Worker]:
     """Run one side: a manager V1 and a PYTHON transceiver over ``agent``."""
     from kvferry.cache.manager_v1 import KVCacheManagerV1
+    from kvferry.transceiver.memory_in_use import shut_down_manager
     from kvferry.transceiver.python_runtime import KvCacheTransceiverV2
 
     def create_agent(_: AgentSpec) -> TransferAgent:
@@ -152,4 +153,4 @@ def running_worker(
     finally:
         if transceiver is not None:
             transceiver.shutdown()
-        manager.shutdown()
+        shut_down_manager(manager, transceiver)

@@ -68,6 +68,7 @@ class SessionTransceiver(KvCacheTransceiver):
         """Tokens and digests of live context requests, for ``get_disaggregated_params``; the engine's thread's."""
         self._attempts: dict[tuple[str, int, int], int] = {}
         self._closed = False
+        self.memory_in_use: str | None = "its transceiver is not shut down"
         self._entering = threading.Lock()
         """Held while a request enters, so that shutdown finds it entered or refuses it."""
         self._shared, self._registration = open_shared(spec, make_writer, options)
@@ -100,6 +101,7 @@ class SessionTransceiver(KvCacheTransceiver):
             "role": shared.role.value,
             "endpoint": shared.channel.endpoint,
             "loop_alive": self._loop.alive,
+            "memory_in_use": self.memory_in_use if self._closed else None,
             "sends": self._loop.context.dump(),
             "held_tables": self._loop.context.held_tables,
             "receives": self._loop.generation.dump(),
@@ -126,14 +128,21 @@ class SessionTransceiver(KvCacheTransceiver):
         while not self._shared.ledger.empty and time.monotonic() < deadline:
             time.sleep(0.01)
         if not self._loop.stop(SHUTDOWN_SECONDS):
-            logger.error("the transfer loop did not stop within %g s; its agent is left open", SHUTDOWN_SECONDS)
+            self.memory_in_use = f"the transfer loop did not stop within {SHUTDOWN_SECONDS:g} s; its agent is left open"
+            logger.error("%s", self.memory_in_use)
             return
         if self._shared.ledger.empty:
             self._shared.agent.deregister(self._registration)
         else:  # what is posted may still need the registration, which ends with the agent
             logger.error("shut down with blocks in flight: %s", self._shared.ledger.dump())
         self._shared.agent.close()
+        self.memory_in_use = self._memory_left_in_use()
         self._shared.channel.close()
+
+    def _memory_left_in_use(self) -> str | None:
+        """Our agent reads and writes nothing any more; a peer's may."""
+        blocks = sum(entry.blocks for entry in self._shared.ledger.entries() if entry.owner is not Owner.SOURCE)
+        return f"a peer may still write to {blocks} blocks" if blocks else None
 
     # --- context -------------------------------------------------------------------------------------------------
 
