@@ -88,7 +88,7 @@ def test_transformers_generate_itself_runs_on_our_blocks(smollm2, make_manager, 
     prompt = encode("The ferry leaves at")
     manager = make_manager(smollm2.geometry)
     manager.allocate(5, len(prompt))
-    cache = PagedCache(manager, 5)
+    cache = PagedCache(manager, 5, smollm2.geometry)
     assert reference(smollm2, prompt, 40, cache=cache) == reference(smollm2, prompt, 40)
     assert cache.computed_tokens == len(prompt) + 39
     assert len(manager.block_table(5)[0]) == 2
@@ -258,7 +258,7 @@ def test_a_first_token_outside_the_vocabulary_is_refused(smollm2, make_engine):
 
 def test_a_manager_of_another_shape_is_refused(smollm2, make_manager):
     other = make_manager(ModelGeometry(30, 9, 64, "float32", (None,) * 30), max_tokens=64)
-    with pytest.raises(ConfigError, match=r"\(30, 9, 64, 'float32'\)"):
+    with pytest.raises(ConfigError, match=r"keeps \[\('key', 9, 256\), .* but the model has \[\('key', 3, 256\)"):
         PagedEngine(smollm2, other)
 
 

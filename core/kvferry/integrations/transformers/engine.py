@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvferry.integrations.transformers.kept import require_kept
 from kvferry.integrations.transformers.loading import LoadedModel
 from kvferry.integrations.transformers.sampling import GREEDY, SamplingParams, sample
 from kvferry_plugins.errors import ConfigError
@@ -75,11 +76,11 @@ class PagedEngine:
 
     Args:
         loaded: the model.
-        manager: of the model's geometry; one layer group.
+        manager: of the model's geometry, in one layer group or several.
         prefill_chunk: tokens of a prompt that one forward pass takes.
 
     Raises:
-        ConfigError: the manager has another geometry, or several layer groups.
+        ConfigError: the manager has another geometry, or keeps less than the model's attention sees.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class PagedEngine:
     ) -> None:
         if prefill_chunk < 1:
             raise ConfigError(f"prefill_chunk must be at least 1, not {prefill_chunk}", setting="prefill_chunk")
-        _require_same_geometry(loaded, manager)
+        require_kept(loaded, manager.layout, manager.kind)
         self.loaded = loaded
         self.manager = manager
         self._prefill_chunk = prefill_chunk
@@ -126,7 +127,8 @@ class PagedEngine:
             Prompt tokens whose KV is complete now.
 
         Raises:
-            CacheFullError: another manager than V1 may need room; the request stays as it was.
+            CacheFullError: a manager that gives a window's blocks step by step has no room; the request stays as it
+                was, so that the step can be tried again.
         """
         prompt = running.request.prompt_token_ids
         start = running.computed_tokens
@@ -211,18 +213,21 @@ class PagedEngine:
     def _cache(self, request: GenerationRequest, cached_tokens: int) -> "PagedCache":
         from kvferry.integrations.transformers.paged_cache import PagedCache
 
-        return PagedCache(self.manager, request.request_id, cached_tokens=cached_tokens)
+        return PagedCache(self.manager, request.request_id, self.loaded.geometry, cached_tokens=cached_tokens)
 
     def _forward(self, running: RunningRequest, token_ids: "tuple[int, ...] | list[int]") -> "torch.Tensor":
-        """Run the model over new tokens; the last one's logits, ``[vocabulary]``."""
+        """Run the model over new tokens; the last one's logits, ``[vocabulary]``. Raises CacheFullError."""
         import torch
 
+        stop = running.computed_tokens + len(token_ids)
+        running.cache.prepare(stop)
         inputs: dict[str, Any] = {self.loaded.cache_argument: running.cache}
         with self._turn, torch.inference_mode():
             ids = torch.tensor([token_ids], device=self.loaded.device)
             logits: torch.Tensor = self.loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1, **inputs).logits
             if logits.is_cuda:  # "computed" must hold for whoever reads the blocks without our stream
                 torch.cuda.synchronize(logits.device)
+        self.manager.advance(running.request.request_id, stop)
         return logits[0, -1]
 
     def _append(self, running: RunningRequest, logits: "torch.Tensor") -> int:
@@ -236,21 +241,3 @@ class PagedEngine:
             running.finish_reason = "stop"
         elif running.sampled >= running.request.max_tokens:
             running.finish_reason = "length"
-
-
-def _require_same_geometry(loaded: LoadedModel, manager: KVCacheManager) -> None:
-    layout, geometry = manager.layout, loaded.geometry
-    if len(layout.groups) != 1:
-        raise ConfigError(
-            f"the transformers engine needs one layer group, but the manager {manager.kind} has {len(layout.groups)}; "
-            "set kv_cache_config.use_kv_cache_manager_v2: false",
-            setting="kv_cache_config.use_kv_cache_manager_v2",
-        )
-    group = layout.groups[0]
-    have = (len(group.layers), group.kv_heads, group.head_dim, layout.dtype)
-    want = (geometry.num_layers, geometry.kv_heads, geometry.head_dim, geometry.dtype)
-    if have != want:
-        raise ConfigError(
-            f"the manager holds (layers, KV heads, head dimension, dtype) {have}, but the model {loaded.path.name} has "
-            f"{want}"
-        )
