@@ -222,10 +222,12 @@ def test_the_cpp_runtime_says_which_agent_it_cannot_drive_and_what_to_set(built)
         built({**ON, "kv_cache_config": {"max_tokens": 64}}, Segments())
 
 
-def test_manager_v2_says_that_it_is_not_there_and_what_to_set(built):
-    config = {"kv_cache_config": {"use_kv_cache_manager_v2": True}, "device": "cpu"}
-    with pytest.raises(BackendUnavailableError, match="use_kv_cache_manager_v2 to false"):
-        built(config)
+def test_manager_v2_is_built_where_it_is_asked_for(built):
+    limits = {"max_tokens": 64, "use_kv_cache_manager_v2": True}
+    parts = built({"kv_cache_config": limits, "device": "cpu"})
+    assert parts.manager.kind == "V2"
+    assert parts.manager.statistics().total == 2
+    parts.shutdown()
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])

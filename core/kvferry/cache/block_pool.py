@@ -1,12 +1,12 @@
 """The life of one pool's blocks: free, in use (by requests and holds), or cached until somebody needs the room."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
 
 from kvferry.cache.block_allocator import BlockAllocator
+from kvferry.cache.eviction_order import EvictionOrder
 from kvferry_plugins.errors import CacheFullError
 from kvferry_plugins.kv_cache import CacheStatistics
 from kvferry_plugins.layout import BlockIds
@@ -43,7 +43,7 @@ class BlockPool:
         self._allocator = BlockAllocator(num_blocks)
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._holds = np.zeros(num_blocks, dtype=np.int32)
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = EvictionOrder()
         self._evicted = 0
         self.reused_tokens = 0
         """Tokens that prefix reuse has saved; whoever shares counts them."""
@@ -76,7 +76,7 @@ class BlockPool:
     def share(self, blocks: BlockIds) -> None:
         """Add a reference to blocks that are known or in use."""
         for block in blocks.tolist():
-            self._cached.pop(block, None)
+            self._cached.discard(block)
         self._references[blocks] += 1
 
     def take(self, count: int, after: int | None = None) -> BlockIds:
@@ -92,15 +92,15 @@ class BlockPool:
         self._references[ids] = 1
         return ids
 
-    def give_back(self, blocks: BlockIds, *, evict_first: bool = False) -> None:
+    def give_back(self, blocks: BlockIds, *, slid_out: bool = False) -> None:
         """Undo one ``share`` or ``take`` of these blocks.
 
         Args:
             blocks: in token order.
-            evict_first: those that turn cached are the first to be evicted, not the last.
+            slid_out: of a window: those that turn cached are evicted before all others.
         """
         self._references[blocks] -= 1
-        self._settle(blocks, evict_first=evict_first)
+        self._settle(blocks, slid_out=slid_out)
 
     def require_in_use(self, blocks: BlockIds) -> None:
         """Refuse what cannot be held. Raises ValueError: an id is out of range, or not in use."""
@@ -136,14 +136,14 @@ class BlockPool:
             raise ValueError(f"blocks {outside.tolist()} are outside the pool's 0 … {self.num_blocks - 1}")
 
     def _evict_oldest(self) -> None:
-        for block in self._forget(next(iter(self._cached))):
+        for block in self._forget(self._cached.next()):
             # One that a request still has merely is unknown from now; it turns free when that request ends.
             if block in self._cached:
-                del self._cached[block]
+                self._cached.discard(block)
                 self._allocator.put(np.array([block], dtype=np.int32))
                 self._evicted += 1
 
-    def _settle(self, blocks: BlockIds, *, evict_first: bool = False) -> None:
+    def _settle(self, blocks: BlockIds, *, slid_out: bool = False) -> None:
         """Blocks that nobody has any more turn cached if they are known, else free."""
         idle = blocks[self._references[blocks] + self._holds[blocks] == 0]
         if not len(idle):
@@ -156,8 +156,7 @@ class BlockPool:
         self._allocator.put(idle[~known])
         kept = set(idle[known].tolist())
         # From the prompt's end: a prefix serves more requests than what follows it, so it is evicted later.
-        for block in blocks.tolist() if evict_first else reversed(blocks.tolist()):
+        for block in reversed(blocks.tolist()):
             if block in kept:
-                self._cached[block] = None
-                self._cached.move_to_end(block, last=not evict_first)
+                self._cached.add(block, slid_out=slid_out)
                 kept.discard(block)

@@ -43,13 +43,19 @@ def choose_pool_size(spec: ManagerSpec, block_bytes: int) -> PoolSize:
     if spec.max_tokens is not None:
         num_blocks = -(-spec.max_tokens // spec.tokens_per_block)
         return _at_least_one(PoolSize(num_blocks, block_bytes, f"max_tokens={spec.max_tokens}"))
+    budget, reason = memory_budget(spec)
+    return _at_least_one(PoolSize(budget // block_bytes, block_bytes, reason))
+
+
+def memory_budget(spec: ManagerSpec) -> tuple[int, str]:
+    """Bytes that ``free_memory_fraction`` gives, and why so many."""
     available = available_memory(spec.device)
     budget = int(available * spec.free_memory_fraction)
     reason = f"{spec.free_memory_fraction:g} of the {available / 2**20:.0f} MiB that {spec.device} has free"
     if spec.device == "cpu" and budget > CPU_POOL_LIMIT:
         budget = CPU_POOL_LIMIT
         reason += f", limited to {CPU_POOL_LIMIT / 2**20:.0f} MiB on a CPU; max_tokens gives more"
-    return _at_least_one(PoolSize(budget // block_bytes, block_bytes, reason))
+    return budget, reason
 
 
 def _at_least_one(size: PoolSize) -> PoolSize:

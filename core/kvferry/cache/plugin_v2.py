@@ -1,7 +1,6 @@
-"""Declares KV-cache manager V2, which is not there yet: resolution answers as ever, building says so."""
+"""Declares KV-cache manager V2; the manager itself is imported when one is built."""
 
 from kvferry_plugins import hookimpl
-from kvferry_plugins.errors import BackendUnavailableError
 from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.types import ManagerKind, ManagerSpec
 
@@ -22,7 +21,7 @@ def kv_cache_managers() -> tuple[ManagerKind, ...]:
 
 @hookimpl
 def create_kv_cache_manager(spec: ManagerSpec) -> KVCacheManager:
-    """Refuse. Raises BackendUnavailableError."""
-    raise BackendUnavailableError(
-        f"KV-cache manager {spec.kind} is not there yet: set kv_cache_config.use_kv_cache_manager_v2 to false"
-    )
+    """Build the manager; imports torch here."""
+    from kvferry.cache.manager_v2 import KVCacheManagerV2
+
+    return KVCacheManagerV2(spec)

@@ -1,0 +1,157 @@
+"""The blocks of all layer groups: given out, shared, evicted and brought back together or not at all."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvferry.cache.block_pool import BlockPool
+from kvferry.cache.group_memory import GroupMemory
+from kvferry.cache.layer_groups import GroupShape
+from kvferry.cache.offload import BlockTiers, Offload
+from kvferry.cache.prefix_match import PrefixMatch, longest_match
+from kvferry.cache.prefix_tree import NOT_HERE, Entry, PrefixTree, StoredBlock
+from kvferry_plugins.errors import CorruptBlockError
+from kvferry_plugins.layout import BlockIds
+
+Tables = list[BlockIds]
+"""Block ids of one request, one array a group, from ordinal 0, −1 = not here."""
+
+Ordinals = NDArray[np.int64]
+
+
+class GroupedBlocks:
+    """Pools, prefix tree and tiers of a manager. Not thread-safe.
+
+    A method that raises has changed nothing but what was evicted.
+
+    Args:
+        shapes: of the groups.
+        memories: of the groups, in the same order.
+        chunk_tokens: a multiple of every group's tokens per block.
+        reuse: whether blocks are found by their tokens.
+        tiers: what is below the device.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[GroupShape],
+        memories: Sequence[GroupMemory],
+        chunk_tokens: int,
+        *,
+        reuse: bool,
+        tiers: BlockTiers | None,
+    ) -> None:
+        self.groups = tuple(shape.group for shape in shapes)
+        self.offload = Offload(memories, tiers)
+        self._memories = memories
+        self._reuse = reuse
+        self.tree = PrefixTree(chunk_tokens, [group.tokens_per_block for group in self.groups])
+        self.pools = tuple(
+            BlockPool(
+                memory.pool.num_blocks, _label(index, shape), self.tree.known[index], partial(self._forget, index)
+            )
+            for index, (shape, memory) in enumerate(zip(shapes, memories, strict=True))
+        )
+
+    def find(self, token_ids: Sequence[int], max_tokens: int, history_tokens: int) -> PrefixMatch:
+        """Find what can be reused of a prompt, at most ``max_tokens`` tokens."""
+        chunk_tokens = self.tree.chunk_tokens
+        nodes = self.tree.walk(token_ids, max(0, max_tokens) // chunk_tokens) if self._reuse else []
+        return longest_match(nodes, chunk_tokens, self.groups, history_tokens)
+
+    def place(self, match: PrefixMatch, stops: Sequence[int], lengths: Sequence[int]) -> Tables:
+        """Give a request its first blocks: shared, brought back, and fresh ones, up to ordinal ``stops`` a group.
+
+        Args:
+            match: where to begin, and what is known.
+            stops: ordinals, exclusive.
+            lengths: of the tables.
+
+        Raises:
+            CacheFullError: with the figures.
+            CorruptBlockError: a block could not be brought back; it is forgotten, so that ``find`` finds less.
+        """
+        device = [[entry.block for entry in entries if entry.is_on_device] for entries in match.entries]
+        for pool, shared, first, stop in zip(self.pools, device, match.first, stops, strict=True):
+            pool.require(stop - first - len(shared), sharing=shared)
+        tables = [np.full(length, NOT_HERE, dtype=np.int32) for length in lengths]
+        for group, entries in enumerate(match.entries):
+            at = tables[group][match.first[group] : match.first[group] + len(entries)]
+            at[:] = [entry.block for entry in entries]
+            self.pools[group].share(at[at != NOT_HERE])
+        self._bring_back(match, tables)
+        self.fill(tables, [np.arange(first, stop) for first, stop in zip(match.first, stops, strict=True)])
+        for pool in self.pools:
+            pool.reused_tokens += match.tokens
+        return tables
+
+    def fill(self, tables: Tables, ordinals: Sequence[Ordinals]) -> None:
+        """Put fresh blocks where the tables have none, among ``ordinals`` of each group. Raises CacheFullError."""
+        missing = [each[table[each] == NOT_HERE] for table, each in zip(tables, ordinals, strict=True)]
+        for pool, each in zip(self.pools, missing, strict=True):
+            pool.require(len(each))
+        for group, (table, each) in enumerate(zip(tables, missing, strict=True)):
+            if len(each):
+                table[each] = self.pools[group].take(len(each), after=_block_before(table, int(each[0])))
+                if self.groups[group].kind == "state":
+                    self._memories[group].zero(table[each])
+
+    def commit(self, token_ids: Sequence[int], tables: Tables) -> int:
+        """Offer the blocks of full chunks for reuse; returns the tokens in them. Raises ValueError."""
+        return self.tree.insert(token_ids, tables) * self.tree.chunk_tokens if self._reuse else 0
+
+    def give_back(self, tables: Iterable[BlockIds], *, slid_out: bool = False) -> None:
+        """Undo one ``place`` or ``fill`` of these blocks, one array a group; −1 is skipped."""
+        for pool, table in zip(self.pools, tables, strict=True):
+            pool.give_back(table[table != NOT_HERE], slid_out=slid_out)
+
+    def restore(self, group: int, stored: StoredBlock, after: int | None) -> int:
+        """Take a block and fill it from the tiers. Raises CorruptBlockError: it was damaged; nothing was taken."""
+        data = self.offload.load(group, stored)  # first: what leaves a tier makes room there for what is evicted
+        block = int(self.pools[group].take(1, after)[0])
+        self._memories[group].write(block, data)
+        return block
+
+    def close(self) -> None:
+        """Let go of the memory and of what the tiers have; what is in use can still be given back. Idempotent."""
+        self.offload.close()
+        self._memories = ()
+
+    def _bring_back(self, match: PrefixMatch, tables: Tables) -> None:
+        try:
+            for group, (table, first) in enumerate(zip(tables, match.first, strict=True)):
+                for ordinal, entry in enumerate(match.entries[group], first):
+                    if not entry.is_on_device:
+                        table[ordinal] = self._bring_entry_back(group, entry, _block_before(table, ordinal))
+        except CorruptBlockError:
+            self.give_back(tables)
+            raise
+
+    def _bring_entry_back(self, group: int, entry: Entry, after: int | None) -> int:
+        if entry.stored is None:
+            raise CorruptBlockError("the block left the tiers while room was made for it")
+        try:
+            block = self.restore(group, entry.stored, after)
+        except CorruptBlockError:
+            self.tree.forget_stored(entry)
+            raise
+        self.tree.restore(group, entry, block)
+        return block
+
+    def _forget(self, group: int, block: int) -> tuple[int, ...]:
+        entry = self.tree.known[group][block]
+        stored = entry.stored if entry.is_stored else self.offload.save(group, block)
+        self.tree.evict(group, block, stored)
+        return (block,)
+
+
+def _block_before(table: BlockIds, ordinal: int) -> int | None:
+    block = int(table[ordinal - 1]) if ordinal else NOT_HERE
+    return None if block == NOT_HERE else block
+
+
+def _label(index: int, shape: GroupShape) -> str:
+    what = "" if shape.group.kind == "state" else f" of {shape.group.tokens_per_block} tokens"
+    return f"blocks{what} of group {index} ({shape.describe()})"
