@@ -11,6 +11,7 @@ from kvferry.transceiver.fingerprint import Fingerprint
 from kvferry.transceiver.ledger import Ledger
 from kvferry.transceiver.outcomes import Outcomes
 from kvferry.transceiver.wire import AnyMessage, encode
+from kvferry.transceiver.world import World
 from kvferry.transceiver.writers import Writer
 from kvferry_plugins.layout import KvLayout
 from kvferry_plugins.transceiver import TransferAgent
@@ -49,6 +50,8 @@ class Shared:
     fingerprint: Fingerprint
     clocks: Clocks
     checksum: bool
+    world: World | None = None
+    """All ranks of this instance; None until they have met. No request enters before."""
     on_event: Callable[[TransferEvent], None] | None = None
     outcomes: Mapping[Role, Outcomes] = field(default_factory=lambda: {role: Outcomes() for role in Role})
     counters: Counter[str] = field(default_factory=Counter)

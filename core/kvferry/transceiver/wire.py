@@ -19,7 +19,8 @@ MAX_AUX_BYTES = 64 << 10
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Reason = Annotated[str, Meta(max_length=4000)]
+MAX_REASON_CHARACTERS = 4000
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS)]
 
 
 class MalformedMessageError(ValueError):
@@ -82,6 +83,26 @@ class WireLayout(Struct, frozen=True, array_like=True):
     dtype: Name
     groups: list[WireGroup]
     pools: list[WirePool]
+
+
+class WireMember(Struct, frozen=True, array_like=True):
+    """``world.Member`` on the wire: one rank of an instance."""
+
+    rank: Count
+    endpoint: Name
+    instance: Name
+    incarnation: Count
+    layout: WireLayout
+
+
+class Subject(Struct, frozen=True, array_like=True):
+    """Which request the ranks of an instance agree about: alike on all of them."""
+
+    role: Name
+    request: Count
+    """The engine's own id."""
+    digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """Tells one use of an id, or one attempt, from the next."""
 
 
 class Hello(Message, frozen=True, tag="HELLO"):
@@ -154,16 +175,20 @@ def without_aux(done: Done) -> Done:
     return msgspec.structs.replace(done, aux=b"") if done.aux else done
 
 
-class Cancel(Message, frozen=True, tag="CANCEL"):
+class Cancel(Message, frozen=True, tag="CANCEL", omit_defaults=True):
     """Generation: stop; tell me CANCELLED when nothing is posted any more. Context: the request is gone."""
 
     key: Key
+    reason: Reason = ""
+    """Context: why, where its engine said so."""
 
 
-class Cancelled(Message, frozen=True, tag="CANCELLED"):
+class Cancelled(Message, frozen=True, tag="CANCELLED", omit_defaults=True):
     """Context: nothing is posted to your blocks, and nothing will be."""
 
     key: Key
+    reason: Reason = ""
+    """Why, where its engine said so."""
 
 
 class Failed(Message, frozen=True, tag="FAILED"):
@@ -182,7 +207,70 @@ class Ping(Message, frozen=True, tag="PING"):
     reply: bool = False
 
 
-AnyMessage = Hello | Refuse | Table | Posting | ChunkDone | Done | Cancel | Cancelled | Failed | Ping
+class Join(Message, frozen=True, tag="JOIN"):
+    """A rank to rank 0 of its instance: I am here."""
+
+    protocol: tuple[Count, Count]
+    role: Name
+    topology: tuple[Count, Count, Count]
+    """Tensor, pipeline and data parallel size."""
+    data_rank: Count
+    member: WireMember
+    fingerprint: dict[str, Any]
+
+
+class Gathered(Message, frozen=True, tag="WORLD"):
+    """Rank 0 to each rank: who is here. With nobody missing it is the world, and the instance begins."""
+
+    missing: list[Count]
+    members: list[WireMember] = []
+    secret: Annotated[bytes, Meta(max_length=64)] = b""
+    """Of the instance, from which every rank derives a request's token."""
+
+
+class Lost(Message, frozen=True, tag="LOST"):
+    """A rank of this instance is gone, or is leaving: what is in flight has failed on all."""
+
+    rank: Count
+    reason: Reason
+
+
+class Ended(Message, frozen=True, tag="ENDED"):
+    """A rank to rank 0: how a request ended here; ``absent`` = it was told to stop, and never had it."""
+
+    subject: Subject
+    outcome: Name
+    reason: Reason = ""
+
+
+class Verdict(Message, frozen=True, tag="VERDICT"):
+    """Rank 0 to each rank: how a request ended; until it is ``final``: end it so where it still runs."""
+
+    subject: Subject
+    outcome: Name
+    rank: Count = 0
+    """Whose end decided."""
+    reason: Reason = ""
+    final: bool = True
+
+
+AnyMessage = (
+    Hello
+    | Refuse
+    | Table
+    | Posting
+    | ChunkDone
+    | Done
+    | Cancel
+    | Cancelled
+    | Failed
+    | Ping
+    | Join
+    | Gathered
+    | Lost
+    | Ended
+    | Verdict
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
