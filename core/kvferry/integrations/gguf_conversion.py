@@ -1,6 +1,7 @@
 """A GGUF file → a folder with safetensors, converted once and kept."""
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -106,8 +107,9 @@ def _assembled(parts: Sequence[Path], whole: Path, progress: Progress) -> Iterat
 
 def _convert(gguf_file: Path, folder: Path, file_name: str, progress: Progress) -> None:
     try:
-        model_config, tokenizer = _read_description(gguf_file, progress)
-        tensors = _read_tensors(gguf_file, model_config, progress)
+        with _one_reader():
+            model_config, tokenizer = _read_description(gguf_file, progress)
+            tensors = _read_tensors(gguf_file, model_config, progress)
     except OSError:
         raise
     except Exception as error:
@@ -116,6 +118,19 @@ def _convert(gguf_file: Path, folder: Path, file_name: str, progress: Progress) 
         ) from error
     progress("writing safetensors", None)
     _write(folder, model_config, tokenizer, tensors)
+
+
+@contextmanager
+def _one_reader() -> Iterator[None]:
+    """Have a file parsed once, not for each of configuration, tokenizer and weights: Gemma's vocabulary takes 15 s."""
+    import gguf
+
+    original = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(original)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = original
 
 
 def _read_description(gguf_file: Path, progress: Progress) -> tuple[Any, Any]:
