@@ -2,10 +2,12 @@
 
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from typing import Final
 
 from kvferry_backends.loopback import take_loopback_option
+from kvferry_backends.mpi_mate import Mate
 from kvferry_backends.native_agent import NativeAgent
 from kvferry_plugins.transceiver import Completion, Fence, PeerId
 from kvferry_plugins.types import AgentSpec
@@ -23,6 +25,9 @@ SETTINGS: Final[Mapping[str, str]] = {
 ON_LOOPBACK: Final[Mapping[str, str]] = {"OMPI_MCA_btl": "self,sm"}
 """The same, where no peer is beyond loopback."""
 
+_LOST: Final = (
+    "the other worker of this MPI world has ended, and nobody can take its place: restart both with one mpiexec"
+)
 _TOLERANCE: Final = "OMPI_MCA_mpi_ft_enable"
 _log = logging.getLogger(__name__)
 
@@ -43,8 +48,15 @@ class MpiAgent(NativeAgent):
         # MPI reads no other place that is ours.
         for key, value in {**SETTINGS, **(ON_LOOPBACK if on_loopback else {})}.items():
             os.environ.setdefault(key, value)
-        super().__init__(spec, "mpi")
-        self._reported: set[str] = set()
+        self._mate = Mate()
+        self._lost: str | None = None
+        self._reporting = threading.Lock()
+        try:
+            super().__init__(spec, "mpi")
+        except BaseException:
+            self._mate.close()
+            raise
+        self._mate.meet()
         if os.environ.get(_TOLERANCE) != "1":
             _log.warning(
                 "this MPI world tolerates no failure: when one worker ends, mpiexec ends the other; "
@@ -59,12 +71,22 @@ class MpiAgent(NativeAgent):
         self._report_the_lost()
         return super().fence(peer)
 
+    @property
+    def unusable(self) -> str | None:
+        if self._mate.gone:
+            self._report_loss()
+        return self._lost
+
+    def close(self) -> None:
+        super().close()
+        self._mate.close()
+
     def _report_the_lost(self) -> None:
-        for peer in self._peers.values():
-            if peer.watch.gone and peer.name not in self._reported:
-                self._reported.add(peer.name)
-                _log.warning(
-                    "%s, the other worker of this MPI world, has ended, and nobody can take its place: "
-                    "restart both with one mpiexec",
-                    peer.name,
-                )
+        if self._mate.gone or any(peer.watch.gone for peer in self._peers.values()):
+            self._report_loss()
+
+    def _report_loss(self) -> None:
+        with self._reporting:
+            if self._lost is None:
+                self._lost = _LOST
+                _log.warning("%s", _LOST)

@@ -57,6 +57,11 @@ class TransferAgent(ABC):
     library: str = ""
     """The transport's library and version, as compared in the handshake: ``nixl 1.5.1``."""
 
+    @property
+    def unusable(self) -> str | None:
+        """Why no peer can be reached any more, and what to do; None while one may be. From any thread, never blocks."""
+        return None
+
     @abstractmethod
     def register(self, regions: Sequence[Region]) -> RegistrationId:
         """Make memory reachable; before ``local_descriptor`` is asked."""
@@ -156,6 +161,11 @@ class KvCacheTransceiver(ABC):
 
     kv_transfer_timeout_ms: int | None
     """The transfer clock, from POSTING; None = only the peer's liveness bounds it."""
+
+    @property
+    def unusable(self) -> str | None:
+        """Why no request can be moved any more, and what to do; None = none is known. From any thread, never blocks."""
+        return None
 
     memory_in_use: str | None = None
     """Why the manager's memory must not be freed although ``shutdown`` has returned; None = it may be."""

@@ -27,6 +27,9 @@ class MpiChild(AgentChild):
     def make_another(self):
         self.make_agent("another").close()
 
+    def unusable(self):
+        return self.agent.unusable
+
     def set_active(self, active):
         self.agent.set_active(active)
 

@@ -208,9 +208,10 @@ def test_a_target_that_is_killed_fails_the_transfer_is_fenced_and_the_writer_end
     assert "gone" in refusal(writer, "write", peer=writer.peer, address=target.address, nbytes=MIB)
     writer.ask("disconnect", peer=writer.peer)
     assert "restart both" in refusal(writer, "connect", descriptor=target.descriptor)
+    assert "restart both" in writer.ask("unusable")
     assert writer.end() == 0
     assert target.process.returncode == -signal.SIGKILL
-    assert said(errors).count("the other worker of this MPI world, has ended") == 1
+    assert said(errors).count("the other worker of this MPI world has ended") == 1
 
 
 def test_a_writer_that_is_killed_is_fenced_and_nothing_lands_after_that(world):
@@ -245,6 +246,26 @@ def test_a_target_that_was_stopped_goes_on_where_it_was(world):
     target.signal(signal.SIGCONT)
     assert written(writer, transfer)
     assert target.ask("count", seed=SEED) == target.nbytes
+
+
+@pytest.mark.parametrize("survives", ["writer", "target"])
+def test_who_has_nothing_to_do_knows_that_its_mate_has_died_or_closed_its_agent(adopt, survives):
+    with ExitStack() as stack:
+        sides = dict(zip(("writer", "target"), start_world(stack, adopt, nbytes=4096), strict=True))
+        survivor = sides.pop(survives)
+        (other,) = sides.values()
+        survivor.ask("disconnect", peer=survivor.peer)
+        survivor.ask("set_polling", on=False)
+        assert survivor.ask("unusable") is None
+        if survives == "writer":
+            other.kill()
+        else:
+            other.ask("close")
+        deadline = time.monotonic() + 10
+        while survivor.ask("unusable") is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "restart both" in survivor.ask("unusable")
+        assert survivor.end() == 0
 
 
 # --- no world, and another --------------------------------------------------------------------------------------

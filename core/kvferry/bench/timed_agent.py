@@ -32,6 +32,11 @@ class TimedAgent(TransferAgent):
         self._first_post: float | None = None
         self._last_completion = 0.0
 
+    @property
+    def unusable(self) -> str | None:
+        """Hand on."""
+        return self._agent.unusable
+
     def register(self, regions: Sequence[Region]) -> RegistrationId:
         """Hand on."""
         return self._agent.register(regions)

@@ -40,11 +40,10 @@ def make_app(service: Service) -> Starlette:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def healthz(request: Request) -> Response:
-        return _state(service.loop.alive, "alive", "the engine's thread has ended")
+        return _state(None if service.loop.alive else "the engine's thread has ended", "alive")
 
     async def readyz(request: Request) -> Response:
-        reason = "draining" if service.draining.is_set() else "the engine or the transfer loop has ended"
-        return _state(service.ready, "ready", reason)
+        return _state(service.not_ready)
 
     async def status(request: Request) -> Response:
         return Response(json.dumps(service.status(), default=plain), media_type="application/json")
@@ -70,8 +69,8 @@ def plain(value: Any) -> Any:
         return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 
-def _state(good: bool, name: str, reason: str) -> Response:
-    return JSONResponse({"status": name if good else reason}, status_code=200 if good else 503)
+def _state(trouble: str | None, name: str = "ready") -> Response:
+    return JSONResponse({"status": trouble or name}, status_code=503 if trouble else 200)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.failures import RequestError
 from kvferry.serving.jobs import Job, News
 from kvferry.serving.protocol import CompletionRequest
+from kvferry_plugins.errors import PeerLostError
 from kvferry_plugins.transceiver import KvCacheTransceiver
 from kvferry_plugins.types import DisaggregatedParams, Role
 
@@ -86,6 +87,8 @@ class Service:
     def _require_open(self) -> None:
         if self.draining.is_set():
             raise RequestError("this worker is draining and takes no new request", status=503, code="draining")
+        if self.transceiver.unusable is not None:
+            raise PeerLostError(f"this worker takes no new request: {self.transceiver.unusable}")
 
     def _require_model(self, call: CompletionRequest) -> None:
         if call.model is not None and call.model.lower() not in self.model_names:
@@ -179,8 +182,16 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether new requests are welcome."""
-        loop_alive = self.transceiver.status_dump().get("loop_alive", True)
-        return bool(loop_alive) and self.loop.alive and not self.draining.is_set()
+        return self.not_ready is None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why new requests are not welcome; None = they are."""
+        if self.draining.is_set():
+            return "draining"
+        if not self.loop.alive or not self.transceiver.status_dump().get("loop_alive", True):
+            return "the engine or the transfer loop has ended"
+        return self.transceiver.unusable
 
     @property
     def drained(self) -> bool:
@@ -203,6 +214,7 @@ class Service:
             "role": self.role.value,
             "model": self.model_name,
             "ready": self.ready,
+            "not_ready": self.not_ready,
             "draining": self.draining.is_set(),
             "drained": self.drained,
             "plan": {**plain_plan(plan, model=model), "warnings": list(plan.warnings)},

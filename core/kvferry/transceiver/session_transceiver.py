@@ -86,6 +86,10 @@ class SessionTransceiver(KvCacheTransceiver):
     def capabilities(self) -> frozenset[Capability]:
         return frozenset(Capability)
 
+    @property
+    def unusable(self) -> str | None:
+        return self._shared.agent.unusable
+
     def has_inflight_transfer(self, request: TransferRequest) -> bool:
         return any(request.request_id in outcomes.pending for outcomes in self._shared.outcomes.values())
 
@@ -101,6 +105,7 @@ class SessionTransceiver(KvCacheTransceiver):
             "role": shared.role.value,
             "endpoint": shared.channel.endpoint,
             "loop_alive": self._loop.alive,
+            "unusable": self.unusable,
             "memory_in_use": self.memory_in_use if self._closed else None,
             "sends": self._loop.context.dump(),
             "held_tables": self._loop.context.held_tables,
@@ -155,6 +160,7 @@ class SessionTransceiver(KvCacheTransceiver):
         self._require_open()
         send = self._sends.get(request.request_id)
         if send is None:
+            self._require_usable()
             self._shared.outcomes[Role.CONTEXT].expect(request.request_id)
             send = Send(
                 request_id=request.request_id,
@@ -224,6 +230,7 @@ class SessionTransceiver(KvCacheTransceiver):
         tables = self._tables(request, request.cached_tokens)
         with self._entering:
             self._require_open()
+            self._require_usable()
             self._shared.outcomes[Role.GENERATION].expect(request.request_id, reserved=reserved)
             try:
                 receive = self._make_receive(request, source, tables)
@@ -304,3 +311,8 @@ class SessionTransceiver(KvCacheTransceiver):
     def _require_open(self) -> None:
         if self._closed:
             raise TransferError("this transceiver is shut down")
+
+    def _require_usable(self) -> None:
+        """Refuse what is new; what is under way comes to its own end."""
+        if (reason := self.unusable) is not None:
+            raise PeerLostError(f"this worker takes no new request: {reason}")
