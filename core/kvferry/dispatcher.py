@@ -13,6 +13,7 @@ from kvferry.registry.answers import Answer
 from kvferry.registry.availability import missing_modules
 from kvferry.registry.door import Registry
 from kvferry.resolution.plan import make_plan
+from kvferry.resolution.vocabulary import RUNTIME
 from kvferry.transceiver.memory_in_use import shut_down_manager
 from kvferry_plugins.errors import BackendUnavailableError
 from kvferry_plugins.kv_cache import KVCacheManager
@@ -24,6 +25,8 @@ from kvferry_plugins.types import (
     Peer,
     Plan,
     Role,
+    ScheduleStyle,
+    TransceiverRuntime,
     TransceiverSpec,
     TransferEvent,
 )
@@ -163,13 +166,34 @@ def missing_libraries(plan: Plan, registry: Registry) -> dict[str, str]:
     return found
 
 
+def runtime_of(plan: Plan, registry: Registry) -> TransceiverRuntime | None:
+    """What the plan's runtime declares of itself; None where the transceiver is off."""
+    declared: TransceiverRuntime | None = _declaration(
+        registry.transceiver_runtimes(), plan.providers.runtime, plan.runtime
+    )
+    return declared
+
+
+def schedule_obstacle(plan: Plan, registry: Registry, style: ScheduleStyle) -> str | None:
+    """Say why the plan's runtime cannot start a request that way; None where it declares that it can."""
+    runtime = runtime_of(plan, registry)
+    if runtime is None or style in runtime.schedule_styles:
+        return None
+    declared = ", ".join(sorted(each.value for each in runtime.schedule_styles)) or "none"
+    able = sorted({each.value.name for each in registry.transceiver_runtimes() if style in each.value.schedule_styles})
+    return (
+        f"the runtime {runtime.name} does not declare schedule style {style.value} (it declares {declared}); "
+        f"use another style, or set {RUNTIME} to {' or '.join(able) or 'one that does'}"
+    )
+
+
 def _declaration(answers: Iterable[Answer[Any]], plugin: str | None, name: str | None) -> Any:
     """Find what a plan's provider declared under the plan's name, or None."""
     return next((each.value for each in answers if each.plugin == plugin and each.value.name == name), None)
 
 
 def _class_name(plan: Plan, registry: Registry) -> str:
-    runtime = _declaration(registry.transceiver_runtimes(), plan.providers.runtime, plan.runtime)
+    runtime = runtime_of(plan, registry)
     return runtime.class_name if runtime else str(plan.runtime)
 
 
@@ -215,7 +239,7 @@ def _manager_spec(plan: Plan, registry: Registry, geometry: ModelGeometry, devic
 
 def wants_shared_pools(plan: Plan, registry: Registry) -> bool:
     """Whether the plan's runtime writes to peers of the same host through shared memory, and may."""
-    runtime = _declaration(registry.transceiver_runtimes(), plan.providers.runtime, plan.runtime)
+    runtime = runtime_of(plan, registry)
     if plan.runtime is None or runtime is None or not runtime.shared_pools:
         return False
     return bool(plan.effective["cache_transceiver_config"]["kv_transfer_shared_memory"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
-from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
+from kvferry_plugins.layout import Addresses, BlockIds, PoolCopy
 from kvferry_plugins.types import DisaggregatedParams, TransferRequest, TransferStatus
 
 RegistrationId = NewType("RegistrationId", int)
@@ -123,16 +123,16 @@ class BlockTransferAgent(TransferAgent):
     """
 
     @abstractmethod
-    def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> object:
-        """Prepare ``submit_blocks`` for one layer group of two layouts; the value is the agent's own.
+    def block_map(self, copy: PoolCopy) -> object:
+        """Prepare ``submit_blocks`` between two pools; the value is the agent's own.
 
         Raises:
-            TransferError: the blocks differ, or a run of bytes leaves its block.
+            TransferError: a run of bytes leaves its block.
         """
 
     @abstractmethod
     def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
-        """Write whole blocks, our ``src[i]`` to the peer's ``dst[i]``. Never blocks; raising = nothing was posted.
+        """Write the map's runs of our block ``src[i]`` to the peer's ``dst[i]``. Never blocks; raising = nothing posted.
 
         Args:
             peer: as ``connect`` gave it.
@@ -218,8 +218,12 @@ class KvCacheTransceiver(ABC):
         """Whether the request has a session that is not final."""
 
     @abstractmethod
-    def cancel_request(self, request: TransferRequest) -> bool:
-        """Cancel, at the peer too. True: the blocks may be freed now; False: a write is in flight, ask again."""
+    def cancel_request(self, request: TransferRequest, reason: str = "") -> bool:
+        """Cancel, at the peer too, which a context worker tells why.
+
+        Returns:
+            True: the blocks may be freed now; False: a write is in flight, ask again.
+        """
 
     @abstractmethod
     def commit_blocks_for_reuse(self, request: TransferRequest) -> None:

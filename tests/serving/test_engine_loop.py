@@ -6,7 +6,7 @@ import pytest
 
 from kvferry.integrations.transformers.engine import GenerationRequest
 from kvferry.serving.engine_loop import EngineLoop
-from kvferry.serving.jobs import Failed, Job, Turn
+from kvferry.serving.steps import Failed, Job, Turn
 from kvferry_plugins.types import DisaggregatedParams, Role, TransferEvent, TransferStatus
 
 
@@ -105,7 +105,7 @@ def test_no_more_than_max_active_run_but_offered_ones_do_not_count(bench):
     for request_id in (3, 4, 5):
         bench.submit(request_id, asleep)
     bench.wait(lambda: running == [1, 2, 3, 4])
-    assert bench.loop.counts() == {"waiting": 1, "computing": 0, "transferring": 4}
+    assert bench.loop.counts() == {"waiting": 1, "computing": 0, "transferring": 4, "suspended": 0}
     bench.end_transfer(3)
     bench.wait(lambda: running == [1, 2, 3, 4, 5])
 
@@ -164,10 +164,10 @@ def test_cancelling_what_waits_or_has_ended_is_harmless(bench):
         yield Turn.TRANSFER
 
     jobs = [bench.submit(request_id, asleep) for request_id in (1, 2, 3)]
-    bench.wait(lambda: bench.loop.counts() == {"waiting": 1, "computing": 0, "transferring": 2})
+    bench.wait(lambda: bench.loop.counts() == {"waiting": 1, "computing": 0, "transferring": 2, "suspended": 0})
     bench.loop.cancel(jobs[2])
     bench.end_transfer(1)
-    bench.wait(lambda: bench.loop.counts() == {"waiting": 0, "computing": 0, "transferring": 1})
+    bench.wait(lambda: bench.loop.counts() == {"waiting": 0, "computing": 0, "transferring": 1, "suspended": 0})
     bench.loop.cancel(jobs[0])
     bench.loop.cancel(jobs[1])
     bench.wait(lambda: bench.loop.idle)

@@ -32,7 +32,11 @@ NOT_READY = {"ready": False, "http": None, "control": None, "pid": None}
     metavar="ENDPOINT",
     help="Where the control socket listens.",
 )
-@click.option("--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Tokens a step.")
+@click.option(
+    "--prefill-chunk",
+    type=click.IntRange(1),
+    help="Tokens of a prompt that one step takes; 512 if not given, 256 with enable_pipelined_transfer.",
+)
 @click.option(
     "--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="Deadline of a SIGTERM."
 )
@@ -50,7 +54,7 @@ def worker(
     host: str,
     port: int,
     control_bind: str,
-    prefill_chunk: int,
+    prefill_chunk: int | None,
     drain_seconds: float,
     threads: int | None,
     as_json: bool,

@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kvferry.serving.jobs import Handoff, Started
 from kvferry.serving.output import Output, Piece
 from kvferry.serving.protocol import encode_params
+from kvferry.serving.steps import Handoff, Started
+from kvferry_plugins.types import ScheduleStyle
 
 
 class Answer:
@@ -27,12 +28,25 @@ class Answer:
             "model": model,
         }
 
+    @property
+    def comes_first(self) -> bool:
+        """Whether there is something to pass on before any token: generation-first."""
+        params = self._started.params
+        return params is not None and params.schedule_style is ScheduleStyle.GENERATION_FIRST
+
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The answer in one object."""
+        """The answer in one object; without a piece it is what comes first."""
         text = "".join(piece.text for piece in pieces)
         tokens = [token for piece in pieces for token in piece.token_ids]
-        choice = self._choice(text, tokens, pieces[-1].finish_reason)
+        choice = self._choice(text, tokens, pieces[-1].finish_reason if pieces else None)
+        if not pieces:
+            choice |= self._params()
         return {**self._head, "choices": [choice], "usage": self._usage(), **self._additions()}
+
+    def first_chunk(self) -> dict[str, Any]:
+        """What comes first, as the first event of a stream."""
+        choice = self._choice("", [], None) | self._params()
+        return {**self._head, "choices": [choice], **self._additions()}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """One piece; the last one carries what a whole answer has besides its text."""
@@ -51,10 +65,13 @@ class Answer:
             "logprobs": None,
             "finish_reason": finish_reason,
         }
-        if self._started.params is not None and finish_reason is not None:
-            asked = self._output.call.disaggregated_params
-            choice["disaggregated_params"] = encode_params(self._started.params, asked=asked)
-        return choice
+        return choice | self._params() if finish_reason is not None else choice
+
+    def _params(self) -> dict[str, Any]:
+        if self._started.params is None:
+            return {}
+        asked = self._output.call.disaggregated_params
+        return {"disaggregated_params": encode_params(self._started.params, asked=asked)}
 
     def _usage(self) -> dict[str, Any]:
         prompt, generated = len(self._output.prompt), self._output.generated

@@ -84,7 +84,10 @@ def _failed(failure: Failure) -> Response:
 
 
 async def _complete(service: Service, request: Request) -> Response:
-    """Answer a completion; a status says how it went up to the first token, whether it is streamed or not."""
+    """Answer a completion; a status says how it went up to the first token, whether it is streamed or not.
+
+    A context worker that starts generation-first answers before that: at once, or with a stream's first event.
+    """
     output: Output | None = None
     streamed = False
     try:
@@ -95,6 +98,9 @@ async def _complete(service: Service, request: Request) -> Response:
         if call.stream:
             streamed = True
             return _EventStream(output, answer)
+        if answer.comes_first:
+            output.detach()
+            return JSONResponse(answer.whole([]))
         return await _unless_gone(request, _whole(output, answer))
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
@@ -157,6 +163,8 @@ class _EventStream(StreamingResponse):
 
 async def _events(output: Output, answer: Answer) -> AsyncIterator[str]:
     try:
+        if answer.comes_first:
+            yield _event(answer.first_chunk())
         async for piece in output.pieces():
             yield _event(answer.chunk(piece))
         if output.call.stream_options.include_usage:

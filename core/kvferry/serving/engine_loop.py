@@ -1,5 +1,6 @@
 """The one thread that computes: every job gets a step in turn, and sleeps while its transfer is under way."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -8,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvferry.serving.failures import RequestError
-from kvferry.serving.jobs import Failed, Job, Jobs, Steps, Turn
+from kvferry.serving.jobs import Jobs
+from kvferry.serving.steps import Failed, Job, NoRoomError, Steps, Turn
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.transceiver import KvCacheTransceiver
 from kvferry_plugins.types import TransferEvent
@@ -24,6 +26,8 @@ PAUSE_SECONDS = 0.1
 class _Task:
     job: Job
     steps: Steps
+    event: TransferEvent | None = None
+    """The end of its transfer, which came while it computed."""
 
 
 class EngineLoop:
@@ -45,6 +49,10 @@ class EngineLoop:
         self._waiting: deque[Job] = deque()
         self._ready: deque[_Task] = deque()
         self._asleep: dict[int, _Task] = {}
+        self._suspended: list[_Task] = []
+        """Whose blocks are off the device, oldest request first."""
+        self._given_back = False
+        """Whether blocks may have come free since a suspended one asked."""
         self._live: set[Job] = set()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvferry-engine", daemon=True)
@@ -69,7 +77,12 @@ class EngineLoop:
 
     def counts(self) -> dict[str, int]:
         """Jobs by what they do."""
-        return {"waiting": len(self._waiting), "computing": len(self._ready), "transferring": len(self._asleep)}
+        return {
+            "waiting": len(self._waiting),
+            "computing": len(self._ready),
+            "transferring": len(self._asleep),
+            "suspended": len(self._suspended),
+        }
 
     @property
     def idle(self) -> bool:
@@ -104,58 +117,135 @@ class EngineLoop:
         self._bell.clear()
         while self._inbox:
             self._inbox.popleft()()
-        self._wake_sleepers()
+        self._hear_of_transfers()
+        self._resume()
         self._admit()
         if self._ready:
-            self._step(self._ready.popleft(), None)
+            self._step(self._ready.popleft())
         else:
-            self._bell.wait(LOOK_SECONDS if self._asleep else None)
+            self._bell.wait(LOOK_SECONDS if self._asleep or self._suspended else None)
 
     def _admit(self) -> None:
-        while self._waiting and self._active < self._max_active:
+        """Start what waits; not before those who lent their blocks have them back."""
+        while self._waiting and not self._suspended and self._active < self._max_active:
             job = self._waiting.popleft()
-            self._step(_Task(job, self._jobs.steps(job)), None)
+            self._step(_Task(job, self._jobs.steps(job)))
 
     @property
     def _active(self) -> int:
         offered = sum(task.job.params.request_type == "context_only" for task in self._asleep.values())
         return len(self._ready) + len(self._asleep) - offered
 
-    def _wake_sleepers(self) -> None:
-        if not self._asleep:
+    def _hear_of_transfers(self) -> None:
+        if not (self._asleep or self._ready or self._suspended):
             return
         for check in (
             self._transceiver.check_context_transfer_status,
             self._transceiver.check_gen_transfer_status,
         ):
             for event in check(0).events:
-                task = self._asleep.pop(event.request_id, None)
-                if task is not None:
-                    self._step(task, event)
+                self._tell_task(event)
 
-    def _step(self, task: _Task, event: TransferEvent | None) -> None:
+    def _tell_task(self, event: TransferEvent) -> None:
+        """Wake the task whose transfer ended; one that computes hears of it at its next step."""
+        self._given_back = True
+        task = self._asleep.pop(event.request_id, None) or self._off_device(event.request_id)
+        if task is not None:
+            task.event = event
+            self._step(task)
+            return
+        for computing in self._ready:
+            if computing.job.request_id == event.request_id:
+                computing.event = event
+
+    def _off_device(self, request_id: int) -> _Task | None:
+        """Take a suspended task out."""
+        task = next((each for each in self._suspended if each.job.request_id == request_id), None)
+        if task is not None:
+            self._suspended.remove(task)
+        return task
+
+    def _step(self, task: _Task) -> None:
+        event, task.event = task.event, None
+        self._go_on(task, lambda: task.steps.send(event))
+
+    def _go_on(self, task: _Task, step: Callable[[], Turn]) -> None:
         try:
-            turn = task.steps.send(event)
+            turn = step()
         except StopIteration:
-            self._live.discard(task.job)
+            self._over(task)
             return
         except Exception as error:
-            self._live.discard(task.job)
             if not isinstance(error, KvferryError | ValueError):
                 logger.exception("internal error in request %d", task.job.request_id)
+            self._over(task)
             task.job.tell(Failed(error))
             return
         if turn is Turn.TRANSFER:
             self._asleep[task.job.request_id] = task
+        elif turn is Turn.ROOM:
+            self._make_room(task)
         else:
             self._ready.append(task)
+
+    def _over(self, task: _Task) -> None:
+        self._live.discard(task.job)
+        self._given_back = True
+
+    # --- blocks that are lent ------------------------------------------------------------------------------------
+
+    def _make_room(self, task: _Task) -> None:
+        """Suspend the youngest request that can be, so that an older one goes on; itself, if it is that."""
+        for other in sorted((*self._ready, task), key=lambda each: each.job.request_id, reverse=True):
+            if other is task and not (self._ready or self._asleep):
+                break  # nobody would give anything back
+            if self._jobs.suspend(other.job):
+                self._suspend(other)
+                if other is not task:
+                    self._ready.appendleft(task)
+                return
+        self._go_on(task, lambda: task.steps.throw(NoRoomError("nobody gives blocks back")))
+
+    def _suspend(self, task: _Task) -> None:
+        logger.info("request %d is suspended: an older one needs its blocks", task.job.request_id)
+        if task in self._ready:
+            self._ready.remove(task)
+        self._suspended.append(task)
+        self._suspended.sort(key=lambda each: each.job.request_id)
+        self._given_back = False
+
+    def _resume(self) -> None:
+        """Bring suspended requests back, the oldest first, when blocks may have come free."""
+        if not (self._given_back or not self._ready):
+            return
+        self._given_back = False
+        while self._suspended:
+            task = self._suspended[0]
+            try:
+                if not self._jobs.resume(task.job):
+                    return
+            except Exception as error:
+                self._lose(self._suspended.pop(0), error)
+                continue
+            self._ready.append(self._suspended.pop(0))
+
+    def _lose(self, task: _Task, error: Exception) -> None:
+        """End a request whose blocks did not come back whole: the manager has forgotten it."""
+        if not isinstance(error, KvferryError):
+            logger.exception("internal error while request %d was resumed", task.job.request_id)
+        with contextlib.suppress(KeyError, type(error)):
+            task.steps.throw(error)
+        self._over(task)
+        task.job.tell(Failed(error))
+
+    # --- ends ----------------------------------------------------------------------------------------------------
 
     def _cancel(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
             self._live.discard(job)
             return
-        task = self._asleep.pop(job.request_id, None)
+        task = self._asleep.pop(job.request_id, None) or self._off_device(job.request_id)
         task = task or next((each for each in self._ready if each.job is job), None)
         if task is not None:
             if task in self._ready:
@@ -167,11 +257,11 @@ class EngineLoop:
             task.steps.close()
         except Exception:
             logger.exception("internal error while request %d was cancelled", task.job.request_id)
-        self._live.discard(task.job)
+        self._over(task)
 
     def _end_all(self) -> None:
         error = RequestError("this worker is shutting down", status=503, code="shutting_down")
-        for task in (*self._ready, *self._asleep.values()):
+        for task in (*self._ready, *self._asleep.values(), *self._suspended):
             self._close(task)
             task.job.tell(Failed(error))
         for job in tuple(self._live):
@@ -180,3 +270,4 @@ class EngineLoop:
         self._waiting.clear()
         self._ready.clear()
         self._asleep.clear()
+        self._suspended.clear()

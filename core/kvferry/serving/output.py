@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from kvferry.serving.jobs import Ended, Failed, Generated, News, Started
 from kvferry.serving.protocol import CompletionRequest
 from kvferry.serving.service import Service
+from kvferry.serving.steps import Ended, Failed, Generated, News, Started
 from kvferry.serving.text import StopTexts, TextStream
 
 
@@ -43,7 +43,10 @@ class Output:
             self._event_loop.call_soon_threadsafe(self._news.put_nowait, news)
 
     async def started(self) -> Started:
-        """Wait until the first token is there. Raises what the request failed with."""
+        """Wait until a status can be told: for the first token, or for the parameters of a prefill to come.
+
+        Raises what the request failed with.
+        """
         news = await self._next()
         assert isinstance(news, Started)
         return news
@@ -69,6 +72,10 @@ class Output:
             raise news.error
         self._ended = self._ended or isinstance(news, Ended)
         return news
+
+    def detach(self) -> None:
+        """Let the request go on although nobody listens any more: the generation worker does."""
+        self._ended = True
 
     def close(self) -> None:
         """Cancel the request if it has not ended."""

@@ -196,5 +196,5 @@ def encode_params(params: DisaggregatedParams, *, asked: HandoffParams | None) -
         "disagg_request_id": given if given is not None else params.disagg_request_id,
         "ctx_dp_rank": asked.ctx_dp_rank if asked else None,
         "ctx_info_endpoint": params.ctx_info_endpoint,
-        "schedule_style": None,
+        "schedule_style": "generation_first" if params.schedule_style is ScheduleStyle.GENERATION_FIRST else None,
     }

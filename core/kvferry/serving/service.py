@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvferry.dispatcher import WorkerParts
+from kvferry.dispatcher import WorkerParts, schedule_obstacle
 from kvferry.integrations.transformers.engine import GenerationRequest, PagedEngine
 from kvferry.integrations.transformers.loading import LoadedModel
 from kvferry.integrations.transformers.sampling import SamplingParams
 from kvferry.registry.door import Registry
 from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.failures import RequestError
-from kvferry.serving.jobs import Job, News
 from kvferry.serving.protocol import CompletionRequest
+from kvferry.serving.steps import Job, News
 from kvferry_plugins.errors import PeerLostError
 from kvferry_plugins.transceiver import KvCacheTransceiver
-from kvferry_plugins.types import DisaggregatedParams, Role
+from kvferry_plugins.types import DisaggregatedParams, Role, ScheduleStyle
 
 CHARACTERS_PER_TOKEN = 32
 """More than a token of real text has; a longer prompt is refused without tokenising it."""
@@ -105,17 +105,21 @@ class Service:
                 f"request_type {params.request_type!r} is for a {required} worker, this one is a {self.role} worker",
                 param="disaggregated_params.request_type",
             )
+        if required is not None:
+            self._require_style(params.schedule_style)
         if params.request_type == "generation_only":
             self._require_first_token(params)
-        elif params.request_type == "context_only" and params.schedule_style.value == "generation_first":
-            raise RequestError(
-                "schedule_style: over HTTP a context worker starts context_first only",
-                param="disaggregated_params.schedule_style",
-            )
         return params
+
+    def _require_style(self, style: ScheduleStyle) -> None:
+        obstacle = schedule_obstacle(self.parts.plan, self.registry, style)
+        if obstacle is not None:
+            raise RequestError(obstacle, param="disaggregated_params.schedule_style")
 
     def _require_first_token(self, params: DisaggregatedParams) -> None:
         tokens = params.first_gen_tokens
+        if not tokens and params.schedule_style is ScheduleStyle.GENERATION_FIRST:
+            return  # it comes with the last bytes
         if len(tokens) != 1 or tokens[0] >= self.loaded.vocabulary_size:
             raise RequestError(
                 "first_gen_tokens should be the one token that the context worker answered, "

@@ -19,7 +19,7 @@ from kvferry.dispatcher import WorkerParts, build, resolve
 from kvferry.integrations.checkpoints import Progress, find_checkpoint
 from kvferry.integrations.model_identity import model_identity
 from kvferry.integrations.transformers.engine import DEFAULT_PREFILL_CHUNK, PagedEngine
-from kvferry.integrations.transformers.loading import load_model
+from kvferry.integrations.transformers.loading import LoadedModel, load_model
 from kvferry.registry.door import Registry
 from kvferry.serving.app import make_app, plain
 from kvferry.serving.engine_loop import EngineLoop
@@ -35,6 +35,9 @@ logger = logging.getLogger("kvferry.serving")
 LOOK_SECONDS = 0.05
 STOP_SECONDS = 5.0
 
+PIPELINED_PREFILL_CHUNK = 256
+"""What is exposed of a pipelined hand-off is its last chunk; smaller ones cost the prefill more than they hide."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -45,7 +48,8 @@ class WorkerOptions:
     host: str = "127.0.0.1"
     port: int = 0
     control_bind: str = "tcp://127.0.0.1:0"
-    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    prefill_chunk: int | None = None
+    """Tokens of a prompt that one step takes; None = ``default_prefill_chunk``."""
     drain_seconds: float = 30.0
     threads: int | None = None
     """That torch computes with; None = half of the cores."""
@@ -94,9 +98,22 @@ def run_worker(
 
 @contextlib.contextmanager
 def running_service(
-    options: WorkerOptions, args: EngineArgs, registry: Registry, *, progress: Progress
+    options: WorkerOptions,
+    args: EngineArgs,
+    registry: Registry,
+    *,
+    progress: Progress,
+    load: Callable[..., LoadedModel] = load_model,
 ) -> Iterator[Service]:
-    """Resolve, build, load, and run the engine's thread; what can fail fast comes before the weights are read."""
+    """Resolve, build, load, and run the engine's thread; what can fail fast comes before the weights are read.
+
+    Args:
+        options: what the worker is told.
+        args: its engine configuration.
+        registry: with the plugins.
+        progress: told while the model loads.
+        load: as ``load_model``; a process with several services may give each the same model.
+    """
     folder = find_checkpoint(options.model, progress)
     spec = load_model_spec(folder)
     plan = resolve(args, model=spec, registry=registry, environ=os.environ)
@@ -117,12 +134,20 @@ def running_service(
         stack.callback(parts.shutdown)
         limit_threads(options.threads)
         device = parts.manager.layout.pools[0].device
-        loaded = load_model(folder, dtype, device=device, progress=progress)
-        engine = PagedEngine(loaded, parts.manager, prefill_chunk=options.prefill_chunk)
+        loaded = load(folder, dtype, device=device, progress=progress)
+        chunk = options.prefill_chunk or default_prefill_chunk(plan)
+        engine = PagedEngine(loaded, parts.manager, prefill_chunk=chunk)
         service = _service(options, parts, registry, engine, bell)
         service.loop.start()
         stack.callback(service.loop.stop, STOP_SECONDS)
         yield service
+
+
+def default_prefill_chunk(plan: Plan) -> int:
+    """Tokens of a prompt that one step takes: fewer where the last chunk is what a hand-off cannot hide."""
+    transceiver = plan.effective["cache_transceiver_config"]
+    pipelined = transceiver is not None and transceiver["enable_pipelined_transfer"]
+    return PIPELINED_PREFILL_CHUNK if pipelined else DEFAULT_PREFILL_CHUNK
 
 
 def limit_threads(threads: int | None = None) -> None:
@@ -140,8 +165,9 @@ def _service(
     options: WorkerOptions, parts: WorkerParts, registry: Registry, engine: PagedEngine, bell: threading.Event
 ) -> Service:
     assert parts.transceiver is not None
-    jobs = Jobs(engine, parts.transceiver)
     effective = parts.plan.effective
+    pipelined = effective["cache_transceiver_config"]["enable_pipelined_transfer"]
+    jobs = Jobs(engine, parts.transceiver, pipelined)
     return Service(
         role=options.role,
         model_name=options.model,

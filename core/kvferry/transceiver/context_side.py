@@ -15,11 +15,23 @@ from kvferry.transceiver.chunks import Chunk
 from kvferry.transceiver.delivery import Deliveries
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
+from kvferry.transceiver.overlap import MissingBlocksError
 from kvferry.transceiver.requests_not_live import HeldTable, RequestsNotLive
 from kvferry.transceiver.sends import Delivery, Send, SendState
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.tables import TableError, read_tables
-from kvferry.transceiver.wire import Cancel, Cancelled, Done, Failed, Key, Posting, Refuse, Table, without_aux
+from kvferry.transceiver.wire import (
+    MAX_REASON_CHARACTERS,
+    Cancel,
+    Cancelled,
+    Done,
+    Failed,
+    Key,
+    Posting,
+    Refuse,
+    Table,
+    without_aux,
+)
 from kvferry_plugins.errors import (
     KvferryError,
     PeerLostError,
@@ -85,10 +97,11 @@ class ContextSide:
             send.lease_end = min(send.lease_end, self._shared.now() + self._shared.clocks.admission)
         self._advance(send)
 
-    def cancel(self, request_id: int) -> None:
-        """End a send from this side."""
+    def cancel(self, request_id: int, reason: str = "") -> None:
+        """End a send from this side; the peer hears why."""
         send = self._sends.get(request_id)
         if send is not None and not send.final:
+            send.reason = reason[:MAX_REASON_CHARACTERS]
             error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
             self._settle(send, SendState.CANCELLED, error)
 
@@ -127,7 +140,8 @@ class ContextSide:
         elif tombstone.key == table.key and tombstone.answer is not None:
             self._shared.send(address, tombstone.answer)
         else:
-            reason = f"the request is {tombstone.state.value}, its blocks are gone"
+            why = f" ({tombstone.reason})" if tombstone.reason else ""
+            reason = f"the request is {tombstone.state.value}{why}, its blocks are gone"
             self._refuse(address, table, "ctx_request_id", reason, gone=True)
 
     def _serve(self, send: Send, link: Link, table: Table) -> None:
@@ -153,15 +167,17 @@ class ContextSide:
 
     def _accept(self, send: Send, link: Link, table: Table) -> None:
         assert link.layout is not None
+        assert link.overlap is not None
         try:
-            tables = read_tables(table, send, self._shared.layout, link.layout)
+            tables = read_tables(table, send, link.overlap, link.layout)
         except TableError as error:
             self._refuse(link.address, table, error.field, str(error))
             return
         if send.delivery is not None:
             self._supersede(send, send.delivery)
-        start = table.start_tokens // self._shared.layout.groups[0].tokens_per_block
-        send.delivery = Delivery(table.key, link, tables, start, table.nbytes, planned_block=start)
+        start = table.start_tokens
+        nbytes, blocks = link.overlap.expected(tables, table.prompt_tokens, start)
+        send.delivery = Delivery(table.key, link, tables, start, nbytes, blocks, planned_tokens=start)
         self._advance(send)
 
     def _answer_again(self, send: Send, former: Delivery, table: Table) -> None:
@@ -236,6 +252,8 @@ class ContextSide:
                 send.state = SendState.DELIVERED
         except TransferError as error:
             self._write_failed(send, delivery, error)
+        except MissingBlocksError as error:
+            self._settle(send, SendState.FAILED, TransferError(f"{delivery.key} cannot be sent: {error}"))
         except Exception as error:
             logger.exception("internal error while sending %s", delivery.key)
             self._shared.counters["internal_errors"] += 1
@@ -312,10 +330,10 @@ class ContextSide:
             posted = bool(delivery.in_flight)
             delivery.owes_cancelled = posted or state is SendState.CANCELLED
             if state is SendState.FAILED:
-                failed = Failed(key=delivery.key, reason=str(error)[:4000], posted=posted)
+                failed = Failed(key=delivery.key, reason=str(error)[:MAX_REASON_CHARACTERS], posted=posted)
                 self._shared.send(delivery.link.address, failed)
             elif state is SendState.CANCELLED and posted:
-                self._shared.send(delivery.link.address, Cancel(key=delivery.key))
+                self._shared.send(delivery.link.address, Cancel(key=delivery.key, reason=send.reason))
         event = self._event(send, error)
         self._bury_if_quiet(send)  # before the engine hears of it: what it frees then is free
         self._shared.finish(event)
@@ -333,7 +351,7 @@ class ContextSide:
         if delivery is not None and send.state is SendState.COMPLETED:
             answer = without_aux(self._deliveries.done(send))  # whoever acknowledged has it
         elif delivery is not None:
-            answer = Cancelled(key=delivery.key)
+            answer = Cancelled(key=delivery.key, reason=send.reason)
             if delivery.owes_cancelled:
                 self._shared.send(delivery.link.address, answer)
         self._sends.pop(send.request_id, None)
@@ -347,7 +365,7 @@ class ContextSide:
             send.outcome,
             peer=delivery.link.instance if delivery is not None else "",
             nbytes=delivery.done_bytes if delivery is not None else 0,
-            blocks=sum(len(table) for table in delivery.tables) if delivery is not None else 0,
+            blocks=delivery.blocks if delivery is not None else 0,
             started=send.started,
             posted=send.posted,
             error=error,

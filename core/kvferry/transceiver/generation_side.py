@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator
 
 from kvferry.transceiver.channel import Address
-from kvferry.transceiver.checksum import checksum_blocks
+from kvferry.transceiver.checksum import checksum_destination
 from kvferry.transceiver.links import Link, Links, LinkState
 from kvferry.transceiver.receives import Receive, ReceiveState
 from kvferry.transceiver.shared import Shared
@@ -63,12 +63,14 @@ class GenerationSide:
         if receive.link.state is LinkState.READY:
             self._send_table(receive)
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int, reason: str = "") -> None:
         """End a receive from this side; the blocks stay in the ledger until no write can come."""
         receive = self._by_request.get(request_id)
         if receive is not None and not receive.final:
             asked = receive.state is not ReceiveState.CONNECTING
-            error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
+            error = TransferCancelledError(
+                f"request {request_id} was cancelled here" + (f": {reason}" if reason else ""), request_id=request_id
+            )
             self._settle(receive, ReceiveState.CANCELLED, error, writer_done=not asked)
 
     # --- messages ------------------------------------------------------------------------------------------------
@@ -93,12 +95,15 @@ class GenerationSide:
             )
             self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
             return
+        assert link.overlap is not None
+        prompt, start = receive.prompt_tokens, receive.start_tokens
+        receive.nbytes, receive.blocks = link.overlap.expected(receive.tables, prompt, start)
         table = Table(
             key=receive.key,
             token=receive.source.state.token,
             prompt_digest=receive.source.state.prompt_digest,
-            prompt_tokens=receive.prompt_tokens,
-            start_tokens=receive.start_tokens,
+            prompt_tokens=prompt,
+            start_tokens=start,
             blocks=[table.astype("<i4").tobytes() for table in receive.tables],
             nbytes=receive.nbytes,
             may_precede_request=receive.may_precede_request,
@@ -150,14 +155,16 @@ class GenerationSide:
         self._shared.send(address, without_aux(done))
 
     def _check(self, receive: Receive, done: Done) -> str | None:
-        blocks = sum(len(table) for table in receive.tables)
-        if (done.nbytes, done.blocks) != (receive.nbytes, blocks):
+        if (done.nbytes, done.blocks) != (receive.nbytes, receive.blocks):
             return (
-                f"{receive.nbytes} bytes in {blocks} blocks were expected, "
+                f"{receive.nbytes} bytes in {receive.blocks} blocks were expected, "
                 f"the context worker moved {done.nbytes} in {done.blocks}"
             )
         if self._shared.checksum and done.nbytes:
-            found = checksum_blocks(self._shared.layout, receive.tables)
+            assert receive.link is not None
+            assert receive.link.overlap is not None
+            arrivals = receive.link.overlap.arrivals(receive.tables, receive.prompt_tokens, receive.start_tokens)
+            found = checksum_destination(arrivals)
             if found != done.checksum:
                 return f"the checksum of what arrived is {found:#010x}, of what was sent {done.checksum or 0:#010x}"
         return None
@@ -192,7 +199,7 @@ class GenerationSide:
         """The request is gone over there; CANCELLED follows when nothing is posted any more."""
         receive = self._live(cancel.key, address)
         if receive is not None:
-            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive), writer_done=False)
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancel.reason), writer_done=False)
 
     def on_cancelled(self, address: Address, cancelled: Cancelled) -> None:
         """Nothing is posted, and nothing will be."""
@@ -202,7 +209,7 @@ class GenerationSide:
         if receive.final:
             self._writer_is_done(receive, "CANCELLED")
         else:
-            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive), writer_done=True)
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancelled.reason), writer_done=True)
 
     def link_lost(self, link: Link, error: KvferryError) -> None:
         """The peer was refused, is silent, or is gone."""
@@ -275,7 +282,7 @@ class GenerationSide:
             receive.outcome,
             peer=receive.key.instance,
             nbytes=receive.received,
-            blocks=sum(len(table) for table in receive.tables),
+            blocks=receive.blocks,
             started=receive.started,
             posted=receive.posted,
             error=error,
@@ -317,6 +324,6 @@ class GenerationSide:
         return [receive.dump(now) for receive in list(self._receives.values())]
 
 
-def _cancelled_there(receive: Receive) -> TransferCancelledError:
-    message = f"{receive.key} was cancelled at the context worker"
+def _cancelled_there(receive: Receive, reason: str) -> TransferCancelledError:
+    message = f"{receive.key} was cancelled at the context worker" + (f": {reason}" if reason else "")
     return TransferCancelledError(message, request_id=receive.request_id)

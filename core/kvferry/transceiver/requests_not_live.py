@@ -21,6 +21,8 @@ class Tombstone:
     key: Key | None
     answer: Done | Failed | Cancelled | None
     state: SendState
+    reason: str = ""
+    """Why it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class RequestsNotLive:
     def bury(self, send: Send, answer: Done | Cancelled | None) -> None:
         """Keep what a doubled message needs to hear."""
         key = send.delivery.key if send.delivery is not None else None
-        self._tombstones[send.request_id] = Tombstone(send.token, key, answer, send.state)
+        self._tombstones[send.request_id] = Tombstone(send.token, key, answer, send.state, send.reason)
         while len(self._tombstones) > TOMBSTONES:
             self._tombstones.popitem(last=False)
 

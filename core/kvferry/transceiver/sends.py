@@ -40,12 +40,15 @@ class Delivery:
     key: Key
     link: Link
     tables: tuple[BlockIds, ...]
-    """The target's blocks from ``start_block`` on, one array a group."""
-    start_block: int
+    """The target's blocks, one array a group of its layout, from the first that it wants on; −1 = not wanted."""
+    start_tokens: int
+    """What the target has already."""
     nbytes: int
     """Bytes of the whole attempt."""
-    planned_block: int = 0
-    """Blocks before this one are planned already."""
+    blocks: int
+    """The target's blocks that they fill."""
+    planned_tokens: int
+    """What these tokens completed is planned already."""
     queue: deque[Any] = field(default_factory=deque)
     """Writes of the ``Writer`` that are not posted."""
     in_flight: dict[TransferId, int] = field(default_factory=dict)
@@ -86,6 +89,8 @@ class Send:
     """End of the transfer clock, once POSTING is said."""
     posted: float | None = None
     delivery: Delivery | None = None
+    reason: str = ""
+    """Why the engine cancelled it."""
     last_error: KvferryError | None = None
     """Why the former attempt ended."""
 

@@ -1,5 +1,6 @@
 """The transceiver that both runtimes are: one protocol, one loop thread; they differ in who moves the bytes."""
 
+import copy
 import logging
 import secrets
 import threading
@@ -13,10 +14,10 @@ from kvferry.transceiver.assembly import open_shared
 from kvferry.transceiver.chunks import newly_complete, no_blocks
 from kvferry.transceiver.ledger import Owner
 from kvferry.transceiver.loop import Loop
+from kvferry.transceiver.overlap import wanted_ordinals
 from kvferry.transceiver.params import STATE_VERSION, HandoffSource, OpaqueState, pack_state, prompt_digest, read_source
 from kvferry.transceiver.receives import Receive
 from kvferry.transceiver.sends import Send
-from kvferry.transceiver.tables import expected_bytes
 from kvferry.transceiver.wire import MAX_AUX_BYTES, Key
 from kvferry.transceiver.writers import Writer
 from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
@@ -48,6 +49,7 @@ class SessionTransceiver(KvCacheTransceiver):
     Raises (on construction):
         ConfigError: the control socket cannot be bound, or the configuration asks for what this runtime cannot do.
         BackendUnavailableError: from the agent's maker, or from ``make_writer``.
+        HandshakeError: a rank of this instance is missing, there twice, or of another kind; the same on every rank.
     """
 
     def __init__(
@@ -72,8 +74,13 @@ class SessionTransceiver(KvCacheTransceiver):
         self._entering = threading.Lock()
         """Held while a request enters, so that shutdown finds it entered or refuses it."""
         self._shared, self._registration = open_shared(spec, make_writer, options)
-        self._loop = Loop(self._shared)
+        self._loop = Loop(self._shared, spec.ranks)
         self._loop.start()
+        try:
+            self._loop.ranks.wait()
+        except BaseException:
+            self.shutdown()
+            raise
 
     # --- both sides ----------------------------------------------------------------------------------------------
 
@@ -93,9 +100,9 @@ class SessionTransceiver(KvCacheTransceiver):
     def has_inflight_transfer(self, request: TransferRequest) -> bool:
         return any(request.request_id in outcomes.pending for outcomes in self._shared.outcomes.values())
 
-    def cancel_request(self, request: TransferRequest) -> bool:
+    def cancel_request(self, request: TransferRequest, reason: str = "") -> bool:
         side = self._loop.context if self._spec.role is Role.CONTEXT else self._loop.generation
-        self._loop.ask(lambda: side.cancel(request.request_id), self._shared.clocks.poll_interval)
+        self._loop.ask(lambda: side.cancel(request.request_id, reason), self._shared.clocks.poll_interval)
         return not self._shared.ledger.holds(request.request_id)
 
     def status_dump(self) -> dict[str, object]:
@@ -105,6 +112,9 @@ class SessionTransceiver(KvCacheTransceiver):
             "role": shared.role.value,
             "endpoint": shared.channel.endpoint,
             "loop_alive": self._loop.alive,
+            "ready": not self._closed and self._loop.ranks.lost is None,
+            "ranks": self._loop.ranks.dump(),
+            "verdicts": self._loop.council.dump(),
             "unusable": self.unusable,
             "memory_in_use": self.memory_in_use if self._closed else None,
             "sends": self._loop.context.dump(),
@@ -127,7 +137,9 @@ class SessionTransceiver(KvCacheTransceiver):
                 return
             self._closed = True
         error = PeerLostError("this worker is shutting down")
+        self._loop.call(self._loop.ranks.leave)
         self._loop.call(lambda: self._loop.context.shutdown(error))
+        self._loop.call(self._loop.council.shutdown)
         self._loop.ask(lambda: self._loop.generation.shutdown(error), SHUTDOWN_SECONDS)
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         while not self._shared.ledger.empty and time.monotonic() < deadline:
@@ -227,7 +239,7 @@ class SessionTransceiver(KvCacheTransceiver):
         """Start a receive. ``reserved``: its outcome is for ``request_and_receive_sync``, not for a status."""
         source = read_source(request.params, request.prompt_token_ids)
         self._shared.channel.require_trusted(source.endpoint)
-        tables = self._tables(request, request.cached_tokens)
+        tables = self._wanted_tables(request)
         with self._entering:
             self._require_open()
             self._require_usable()
@@ -255,7 +267,6 @@ class SessionTransceiver(KvCacheTransceiver):
             entry=self._shared.ledger.hold(
                 request.request_id, Owner.DESTINATION, tables, freed_by="DONE, or the writer's word that nothing comes"
             ),
-            nbytes=expected_bytes(self._shared.layout, tables),
             start_tokens=request.cached_tokens,
             prompt_tokens=len(request.prompt_token_ids),
             may_precede_request=request.params.schedule_style is ScheduleStyle.GENERATION_FIRST,
@@ -295,22 +306,23 @@ class SessionTransceiver(KvCacheTransceiver):
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
-    def _tables(self, request: TransferRequest, from_tokens: int) -> tuple[BlockIds, ...]:
-        """The request's blocks of the prompt from a token on, one array a group."""
-        prompt = len(request.prompt_token_ids)
+    def _wanted_tables(self, request: TransferRequest) -> tuple[BlockIds, ...]:
+        """The request's blocks of the prompt from its first missing token on, one array a group."""
+        prompt, cached = len(request.prompt_token_ids), request.cached_tokens
         tables = []
-        for group, table in zip(
-            self._manager.layout.groups, self._manager.block_table(request.request_id), strict=True
-        ):
-            start, stop = from_tokens // group.tokens_per_block, -(-prompt // group.tokens_per_block)
-            if len(table) < stop:
-                raise ValueError(f"request {request.request_id} has {len(table)} blocks, its prompt needs {stop}")
-            tables.append(np.ascontiguousarray(table[start:stop]))
+        for group, table in zip(self._shared.layout.groups, self._manager.block_table(request.request_id), strict=True):
+            ordinals = wanted_ordinals(group, prompt, cached)
+            if len(table) < ordinals.stop:
+                what = f"{len(table)} blocks, its prompt needs {ordinals.stop}"
+                raise ValueError(f"request {request.request_id} has {what}")
+            tables.append(np.ascontiguousarray(table[ordinals.start : ordinals.stop]))
         return tuple(tables)
 
     def _require_open(self) -> None:
         if self._closed:
             raise TransferError("this transceiver is shut down")
+        if self._loop.ranks.lost is not None:
+            raise copy.copy(self._loop.ranks.lost)
 
     def _require_usable(self) -> None:
         """Refuse what is new; what is under way comes to its own end."""
