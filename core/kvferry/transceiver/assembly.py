@@ -31,7 +31,8 @@ def open_shared(
         TransferError: the pools cannot be registered.
     """
     instance = uuid.uuid4().hex
-    channel = Channel(spec.bind, instance, load_or_make_key(), spec.peers)
+    bind = spec.bind if spec.ranks is None or spec.ranks.rank else spec.ranks.rendezvous
+    channel = Channel(bind, instance, load_or_make_key(), spec.peers)
     try:
         all_options = {LOOPBACK_ONLY: not spec.peers, **options}
         agent = spec.create_agent(AgentSpec(spec.backend, instance, spec.device, all_options, spec.runtime))

@@ -75,12 +75,15 @@ def is_loopback(endpoint: str) -> bool:
         return False
 
 
+NOBODY_LISTENS = "nobody listens there"
+"""The reason of a connection that is tried again and again, with what is queued for it."""
+
 _FATAL_EVENTS: dict[zmq.Event, str] = {
     zmq.EVENT_DISCONNECTED: "the connection was closed",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it refused our key: is the key among its `peers`?",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there does not speak ZeroMQ with CURVE",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up: is our key among its `peers`, is it a kvferry worker?",
-    zmq.EVENT_CONNECT_RETRIED: "nobody listens there",
+    zmq.EVENT_CONNECT_RETRIED: NOBODY_LISTENS,
 }
 
 

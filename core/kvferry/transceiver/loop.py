@@ -12,8 +12,10 @@ import zmq
 
 from kvferry.transceiver.channel import Address, Broken
 from kvferry.transceiver.context_side import ContextSide
+from kvferry.transceiver.council import Council
 from kvferry.transceiver.generation_side import GenerationSide
 from kvferry.transceiver.links import Links
+from kvferry.transceiver.ranks import Ranks
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.switching import switch_interval
 from kvferry.transceiver.wire import (
@@ -22,18 +24,27 @@ from kvferry.transceiver.wire import (
     Cancelled,
     ChunkDone,
     Done,
+    Ended,
     Failed,
+    Gathered,
     Hello,
+    Join,
+    Lost,
     MalformedMessageError,
     Ping,
     Posting,
     Refuse,
     Table,
+    Verdict,
     decode,
 )
+from kvferry_plugins.errors import PeerLostError
+from kvferry_plugins.types import RankSpec
 
 logger = logging.getLogger("kvferry.transceiver")
 
+EARLY_HELLOS = 256
+"""Greetings that wait for this instance to be complete."""
 TICK_UNSETTLED = 0.05
 """Seconds between looks at the clocks while a session is under way or in quarantine."""
 TICK_LINKED = 0.5
@@ -46,9 +57,12 @@ ZeroMQ's threads: measured, it was slower over shared memory and no faster over 
 class Loop:
     """Runs sessions until ``stop``."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, ranks: RankSpec | None = None) -> None:
         self._shared = shared
+        self._early_hellos: deque[tuple[Address, Hello]] = deque(maxlen=EARLY_HELLOS)
         self.links = Links(shared)
+        self.ranks = Ranks(shared, ranks, self._world_complete, self._rank_lost)
+        self.council = Council(shared, self.ranks)
         self.context = ContextSide(shared, self.links)
         self.generation = GenerationSide(shared, self.links)
         self.links.listeners = [self.context, self.generation]
@@ -71,6 +85,8 @@ class Loop:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+        if self.ranks.watched:
+            self.call(self.ranks.start)
 
     def call(self, command: Callable[[], None]) -> None:
         """Run ``command`` on the loop's thread, soon; from any thread. Nothing happens once the loop is stopped."""
@@ -165,9 +181,9 @@ class Loop:
 
     def _tick_interval(self) -> float | None:
         """Seconds between looks at the clocks; None = there is nothing that a clock could change."""
-        if self.context.unsettled or self.generation.unsettled:
+        if self.context.unsettled or self.generation.unsettled or self._shared.world is None:
             return TICK_UNSETTLED
-        return TICK_LINKED if self.links.watched else None
+        return TICK_LINKED if self.links.watched or self.ranks.watched else None
 
     def _drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -190,7 +206,8 @@ class Loop:
     def _receive(self, ready: Container[object]) -> None:
         for item in self._shared.channel.receive(ready):
             if isinstance(item, Broken):
-                self.links.broken(item.address, item.reason)
+                if not self.ranks.broken(item.address, item.reason):
+                    self.links.broken(item.address, item.reason)
             elif not self.links.ignores(item.sender):
                 try:
                     message = decode(item.body)
@@ -198,6 +215,7 @@ class Loop:
                     self.links.ignore(item.sender, str(error))
                     continue
                 self.links.hear(item.sender)
+                self.ranks.hear(item.sender)
                 self._run_commands()  # what the engine did before the peer could write this, its TABLE builds on
                 with self._contained("a message"):
                     self._dispatch(item.sender, message)
@@ -221,11 +239,39 @@ class Loop:
             case Ping():
                 self.links.on_ping(sender, message)
             case Hello():
-                self.links.on_hello(sender, message)
+                self._on_hello(sender, message)
             case Refuse(key=None):
-                self.links.on_refuse(sender, message)
+                if not self.ranks.on_refuse(sender, message):
+                    self.links.on_refuse(sender, message)
             case Refuse():
                 self.generation.on_refuse(sender, message)
+            case Verdict():
+                self.council.on_verdict(sender, message)
+            case Ended():
+                self.council.on_ended(sender, message)
+            case Join():
+                self.ranks.on_join(sender, message)
+            case Gathered():
+                self.ranks.on_gathered(sender, message)
+            case Lost():
+                self.ranks.on_told_lost(sender, message)
+
+    def _on_hello(self, sender: Address, hello: Hello) -> None:
+        """A peer may know of this instance before this rank has heard that it is complete."""
+        if self._shared.world is None:
+            self._early_hellos.append((sender, hello))
+        else:
+            self.links.on_hello(sender, hello)
+
+    def _world_complete(self) -> None:
+        while self._early_hellos:
+            self.links.on_hello(*self._early_hellos.popleft())
+
+    def _rank_lost(self, error: PeerLostError) -> None:
+        """Nothing can be handed over without that rank."""
+        self.council.lose(error)
+        self.context.shutdown(error)
+        self.generation.shutdown(error)
 
     def _side_of(self, instance: str) -> ContextSide | GenerationSide:
         """DONE, FAILED and CANCEL go both ways: about our own request we are the context side."""
@@ -248,7 +294,7 @@ class Loop:
     def _tick(self) -> None:
         if self.links.watched:
             self._progress()  # a fenced writer's last bytes land by our own progress
-        for part in (self.links, self.context, self.generation):
+        for part in (self.ranks, self.links, self.council, self.context, self.generation):
             with self._contained("the clocks"):
                 part.tick()
         self._next_tick = self._shared.now() + (self._tick_interval() or TICK_LINKED)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvferry.transceiver.channel import Address
+from kvferry.transceiver.channel import NOBODY_LISTENS, Address
 from kvferry.transceiver.gathering import Gathering, missing_ranks, topology_of
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.wire import PROTOCOL, AnyMessage, Gathered, Join, Lost, MalformedMessageError, Ping, Refuse
@@ -158,8 +158,11 @@ class Ranks:
 
     def on_join(self, address: Address, join: Join) -> None:
         """Rank 0: another rank is here."""
-        gathering = self._gathering
-        if not self._is_first or gathering is None or self.world is not None or self.error is not None:
+        gathering, world = self._gathering, self.world
+        if self._is_first and world is not None and self._addresses.get(join.member.rank) == address:
+            self._shared.send(address, _as_message(world))  # over a new connection, before it heard
+            return
+        if not self._is_first or gathering is None or world is not None or self.error is not None:
             reason = "this worker is no rank 0 that waits for ranks: restart all ranks of the instance together"
             self._shared.send(address, Refuse(field="rank", reason=reason))
             return
@@ -186,9 +189,9 @@ class Ranks:
             self.broadcast(Gathered(missing=gathering.missing))
             return
         members = tuple(gathering.members[rank] for rank in sorted(gathering.members))
-        secret = secrets.token_bytes(32)
-        self.broadcast(Gathered(missing=[], members=[member_to_wire(member) for member in members], secret=secret))
-        self._begin(members, 0, secret)
+        self._begin(members, 0, secrets.token_bytes(32))
+        assert self.world is not None
+        self.broadcast(_as_message(self.world))
 
     def on_gathered(self, address: Address, gathered: Gathered) -> None:
         """Another rank: hear from rank 0 who is there."""
@@ -246,10 +249,11 @@ class Ranks:
             self._lose(rank, f"its process ended, or cannot be reached: {reason}")
         elif self._is_first:
             self._fail(HandshakeError(f"rank {rank} joined and went away again: {reason}"))
-        elif self.error is None:  # rank 0 is not up yet, or was restarted
+        elif self.error is None:
             self._trouble = reason
-            self._shared.channel.disconnect(address)
-            self._redial = self._shared.now() + REDIAL_SECONDS
+            if reason != NOBODY_LISTENS:  # rank 0 was restarted, or refused our key
+                self._shared.channel.disconnect(address)
+                self._redial = self._shared.now() + REDIAL_SECONDS
         return True
 
     def on_told_lost(self, address: Address, lost: Lost) -> None:
@@ -258,8 +262,8 @@ class Ranks:
             self._shared.counters["misdirected_messages"] += 1
         elif self.world is not None:
             self._lose(lost.rank, lost.reason)
-        elif self._is_first:
-            self._fail(HandshakeError(f"rank {lost.rank} gave up waiting: {lost.reason}"))
+        elif self._is_first and self._spec is not None:  # its clock ran out before ours
+            self._fail(self._timeout(self._spec))
 
     def _lose(self, rank: int, reason: str) -> None:
         """Nothing can be handed over any more without that rank."""
@@ -294,11 +298,14 @@ class Ranks:
 
     def _tick_meeting(self, spec: RankSpec, now: float) -> None:
         if now >= self._deadline:
-            missing = self._gathering.missing if self._is_first and self._gathering is not None else self._missing
-            detail = f"rank 0 is expected at {spec.rendezvous}: {self._trouble}" if missing == [0] else ""
-            self._fail(missing_ranks(missing, spec.topology.ranks, spec.join_timeout_ms / 1000, detail))
+            self._fail(self._timeout(spec))
         elif now >= self._redial:
             self._dial()
+
+    def _timeout(self, spec: RankSpec) -> HandshakeError:
+        missing = self._gathering.missing if self._is_first and self._gathering is not None else self._missing
+        detail = f"rank 0 is expected at {spec.rendezvous}: {self._trouble}" if missing == [0] else ""
+        return missing_ranks(missing, spec.topology.ranks, spec.join_timeout_ms / 1000, detail)
 
     def _tick_liveness(self, now: float) -> None:
         clocks = self._shared.clocks
@@ -309,3 +316,7 @@ class Ranks:
             if now - heard > clocks.silence:
                 self._lose(rank, f"it has said nothing for {now - heard:.1f} s")
                 return
+
+
+def _as_message(world: World) -> Gathered:
+    return Gathered(missing=[], members=[member_to_wire(member) for member in world.members], secret=world.secret)
