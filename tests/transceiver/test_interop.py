@@ -1,9 +1,11 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from faults.deaths import kill_and_survive
 from faults.harness import (
     BLOCKS,
+    NOT_MAPPED,
     ROLES,
     Cast,
     Pairing,
@@ -16,8 +18,12 @@ from faults.harness import (
     wait_for_partial,
 )
 
+from kvferry.bench.processes import Child
+
 PYTHON_NIXL, CPP_NIXL, CPP_UCX = Pairing("PYTHON", "NIXL"), Pairing("CPP", "NIXL"), Pairing("CPP", "UCX")
 MIXED = {"CPP to PYTHON": (CPP_NIXL, PYTHON_NIXL), "PYTHON to CPP": (PYTHON_NIXL, CPP_NIXL)}
+NOT_SHARED = Pairing("CPP", "UCX", "unshared", NOT_MAPPED)
+ONE_SHARES = {"only the target shares": (NOT_SHARED, CPP_UCX), "only the writer shares": (CPP_UCX, NOT_SHARED)}
 REFUSED = {
     "UCX to NIXL": (CPP_UCX, CPP_NIXL),
     "NIXL of another runtime to UCX": (PYTHON_NIXL, CPP_UCX),
@@ -70,6 +76,25 @@ def test_a_cancellation_in_mid_write_is_prompt_and_leaves_nothing_behind(cast: C
 @pytest.mark.parametrize("victim", ROLES)
 def test_either_survives_the_death_of_the_other_in_mid_write(cast: Cast, victim: str) -> None:
     kill_and_survive(cast, victim, "during")
+
+
+def pools_mapped(worker: Child) -> int:
+    lines = Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()
+    return len({line.split()[4] for line in lines if "/memfd:kvferry-pool" in line})
+
+
+@pytest.mark.parametrize("pairings", ONE_SHARES.values(), ids=list(ONE_SHARES))
+def test_where_only_one_shares_its_memory_the_bytes_go_by_the_transport(pairings, tmp_path) -> None:
+    with Cast(dict(zip(ROLES, pairings, strict=True)), tmp_path).act() as cast:
+        context, generation = (cast.start(role, blocks=1024) for role in ROLES)
+        for blocks in (1, 64, 1024):
+            generation.ask("free", request=hand_over(cast, context, generation, blocks=blocks))
+        for worker in (context, generation):
+            (peer,) = worker.ask("status")["peers"]
+            assert (peer["state"], peer["warnings"]) == ("ready", [])
+        assert context.ask("status")["peers"][0]["route"].startswith("ucx")
+        for worker, pairing in zip((context, generation), pairings, strict=True):
+            assert pools_mapped(worker) == (pairing is CPP_UCX)  # its own, if any
 
 
 @pytest.mark.parametrize("pairings", REFUSED.values(), ids=list(REFUSED))
