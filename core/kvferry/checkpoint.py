@@ -3,15 +3,15 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvferry.layer_shapes import layer_shapes
+from kvferry.pretrained_fields import CONFIG_NAME, positive
 from kvferry.registry.freezing import freeze
 from kvferry_plugins.errors import ConfigError
-from kvferry_plugins.types import ModelGeometry
-
-CONFIG_NAME = "config.json"
+from kvferry_plugins.types import LayerShape, ModelGeometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def model_geometry(
 
     The language model of a multimodal checkpoint (``text_config``) counts. Missing fields fall back as transformers'
     own configurations do: ``num_key_value_heads`` to ``num_attention_heads``, ``head_dim`` to ``hidden_size`` divided
-    by the heads, ``dtype`` to ``float32``.
+    by the heads, ``v_head_dim`` to ``head_dim``, ``dtype`` to ``float32``.
 
     Args:
         pretrained_config: ``config.json`` as read.
@@ -57,21 +57,30 @@ def model_geometry(
         max_attention_window: ``kv_cache_config.max_attention_window``: windows in tokens, repeated over the layers;
             a layer keeps the smaller of its own window and this one.
 
+    Returns:
+        The geometry; ``layers`` is empty where every layer keeps keys and values of one width.
+
     Raises:
-        ConfigError: a field is missing and has no fallback, or holds no positive integer.
+        ConfigError: a field is missing and has no fallback, holds no positive integer, or names a kind of layer whose
+            cache kvferry does not know.
     """
     text = _language_model(pretrained_config)
-    layers = _positive(text, "num_hidden_layers", "n_layer", "num_layers")
-    heads = _positive(text, "num_attention_heads", "n_head")
-    kv_heads = _positive(text, "num_key_value_heads", "num_kv_heads", default=heads)
-    head_dim = _optional(text, "head_dim") or _positive(text, "hidden_size", "n_embd") // heads
+    layers = positive(text, "num_hidden_layers", "n_layer", "num_layers")
+    shapes = _narrowed(layer_shapes(text, layers), max_attention_window)
+    tokens = next((shape for shape in shapes if shape.kind != "state"), shapes[0])
     return ModelGeometry(
         num_layers=layers,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        kv_heads=tokens.roles[0].heads,
+        head_dim=tokens.roles[0].width,
         dtype=_dtype(text, pretrained_config) if dtype == "auto" else dtype,
-        windows=_narrowed(_windows(text, layers), max_attention_window),
+        windows=tuple(shape.window for shape in shapes),
+        layers=() if all(_is_plain(shape, tokens) for shape in shapes) else shapes,
     )
+
+
+def _is_plain(shape: LayerShape, first: LayerShape) -> bool:
+    """Whether a layer keeps keys and values as ``ModelGeometry`` alone describes them."""
+    return shape.kind == "attention" and shape.roles == first.roles and len({role.width for role in shape.roles}) == 1
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -109,31 +118,6 @@ def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _optional(config: Mapping[str, Any], *names: str) -> int | None:
-    """Return the first of the fields that holds something; null counts as missing."""
-    for name in names:
-        value = config.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name!r} in {CONFIG_NAME} should be an integer > 0, but is {value!r}", setting=name)
-        return value
-    return None
-
-
-def _positive(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    value = _optional(config, *names)
-    if value is not None:
-        return value
-    if default is None:
-        raise ConfigError(
-            f"{CONFIG_NAME} does not say {names[0]!r}, which the KV cache's shape needs; it says: "
-            f"{', '.join(sorted(config)) or 'nothing'}",
-            setting=names[0],
-        )
-    return default
-
-
 def _dtype(*configs: Mapping[str, Any]) -> str:
     """Return the load dtype; newer checkpoints say ``dtype``, older ones ``torch_dtype``."""
     for config in configs:
@@ -144,38 +128,11 @@ def _dtype(*configs: Mapping[str, Any]) -> str:
     return "float32"
 
 
-def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """Return each layer's sliding window, from ``layer_types`` or the older pattern, or None for full attention."""
-    window = _optional(config, "sliding_window")
-    if window is None or config.get("use_sliding_window") is False:
-        return (None,) * layers
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        return tuple(window if _slides(kind) else None for kind in _one_a_layer(kinds, layers))
-    period = _optional(config, "sliding_window_pattern", "_sliding_window_pattern")
-    if period is not None:
-        return tuple(window if (layer + 1) % period else None for layer in range(layers))
-    if config.get("use_sliding_window") is True:
-        full = _optional(config, "max_window_layers") if config.get("max_window_layers") else 0
-        return tuple(window if layer >= (full or 0) else None for layer in range(layers))
-    return (window,) * layers
-
-
-def _slides(kind: object) -> bool:
-    return kind == "sliding_attention"
-
-
-def _one_a_layer(kinds: object, layers: int) -> Sequence[object]:
-    if not isinstance(kinds, list | tuple) or len(kinds) != layers:
-        count = len(kinds) if isinstance(kinds, list | tuple) else "no list"
-        raise ConfigError(
-            f"'layer_types' in {CONFIG_NAME} should name {layers} layers, but holds {count}", setting="layer_types"
-        )
-    return kinds
-
-
-def _narrowed(windows: tuple[int | None, ...], pattern: Sequence[int] | None) -> tuple[int | None, ...]:
+def _narrowed(shapes: tuple[LayerShape, ...], pattern: Sequence[int] | None) -> tuple[LayerShape, ...]:
     if not pattern:
-        return windows
-    limits = (pattern[layer % len(pattern)] for layer in range(len(windows)))
-    return tuple(limit if window is None else min(window, limit) for window, limit in zip(windows, limits, strict=True))
+        return shapes
+    limits = (pattern[layer % len(pattern)] for layer in range(len(shapes)))
+    return tuple(
+        shape if shape.kind == "state" else replace(shape, window=min(limit, shape.window or limit))
+        for shape, limit in zip(shapes, limits, strict=True)
+    )
