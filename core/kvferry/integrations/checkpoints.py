@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvferry.folders import xdg_folder
 from kvferry_plugins.errors import ConfigError
 
 Progress = Callable[[str, float | None], None]
@@ -47,7 +48,7 @@ def no_progress(stage: str, fraction: float | None) -> None:
 
 def cache_folder() -> Path:
     """Where kvferry keeps what it can make again: ``$XDG_CACHE_HOME/kvferry``, else ``~/.cache/kvferry``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvferry"
+    return xdg_folder(os.environ, "XDG_CACHE_HOME", ".cache")
 
 
 def find_checkpoint(model: str | os.PathLike[str], progress: Progress = no_progress) -> Path:

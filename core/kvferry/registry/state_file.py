@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvferry.folders import xdg_folder
 from kvferry.registry.records import Origin, PluginRecord, State
-from kvferry.registry.toggle_files import xdg_folder
 
 _SCHEMA = 1
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kvferry.folders import xdg_folder
 from kvferry.registry.names import nearest
 from kvferry.registry.toggles import Layer, Toggles, environment_layers, flag_layers
 from kvferry_plugins.errors import ConfigError
@@ -18,13 +19,6 @@ _KEYS = (*_LISTS, "prefer")
 def user_file(environ: Mapping[str, str]) -> Path:
     """Where the user's own toggles are: ``$XDG_CONFIG_HOME/kvferry/kvferry.toml``."""
     return xdg_folder(environ, "XDG_CONFIG_HOME", ".config") / FILE_NAME
-
-
-def xdg_folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
-    """kvferry's folder under an XDG base folder; a relative base is ignored, as the XDG specification says."""
-    base = Path(environ.get(variable, ""))
-    home = Path(environ.get("HOME", "")) if environ.get("HOME") else Path.home()
-    return (base if base.is_absolute() else home / default) / "kvferry"
 
 
 def project_file(folder: Path, environ: Mapping[str, str]) -> Path | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import zmq
 
+from kvferry.folders import xdg_folder
 from kvferry_plugins.errors import ConfigError
 
 KEY_FILE_VARIABLE = "KVFERRY_CURVE_KEY_FILE"
@@ -25,8 +26,7 @@ def key_path() -> Path:
     named = os.environ.get(KEY_FILE_VARIABLE)
     if named:
         return Path(named)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "kvferry" / "curve.key"
+    return xdg_folder(os.environ, "XDG_STATE_HOME", ".local/state") / "curve.key"
 
 
 def load_or_make_key(path: Path | None = None) -> CurveKey:

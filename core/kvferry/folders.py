@@ -1,0 +1,17 @@
+"""Where kvferry keeps a user's files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def xdg_folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    """kvferry's folder under an XDG base folder; a relative base is ignored, as the XDG specification says.
+
+    Args:
+        environ: the process's environment.
+        variable: ``XDG_CONFIG_HOME``, ``XDG_STATE_HOME`` or ``XDG_CACHE_HOME``.
+        default: the base without it, under the home folder.
+    """
+    base = Path(environ.get(variable, ""))
+    home = Path(environ.get("HOME", "")) if environ.get("HOME") else Path.home()
+    return (base if base.is_absolute() else home / default) / "kvferry"
