@@ -83,11 +83,11 @@ class DiskStore:
     def write(self, serial: int, data: Bytes) -> BlockFile:
         """Write a block under a number that no other block of this process has."""
         self.open()
-        block = BlockFile(serial, data.nbytes, zlib.crc32(data))
+        block = BlockFile(serial, data.nbytes, zlib.crc32(data.data))
         file = self._file(serial)
         unfinished = file.with_suffix(".part")
         try:
-            _write_all(unfinished, [block.header(), data])
+            _write_all(unfinished, [memoryview(block.header()), data.data])
             unfinished.rename(file)
         except OSError:
             with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ class DiskStore:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
-            if size != HEADER_BYTES + block.nbytes or not _read_all(descriptor, [header, out]):
+            if size != HEADER_BYTES + block.nbytes or not _read_all(descriptor, [memoryview(header), out.data]):
                 raise CorruptBlockError(
                     f"{file} has {size} bytes, not {HEADER_BYTES + block.nbytes}: it was changed or cut off"
                 )
@@ -115,7 +115,7 @@ class DiskStore:
             os.close(descriptor)
         if bytes(header) != block.header():
             raise CorruptBlockError(f"{file} does not begin as it was written: it was changed, or is another block")
-        if zlib.crc32(out) != block.checksum:
+        if zlib.crc32(out.data) != block.checksum:
             raise CorruptBlockError(f"{file} fails its checksum: the disk or somebody else changed it")
 
     def remove(self, block: BlockFile) -> None:
@@ -172,10 +172,9 @@ def _try_lock(file: Path, *, create: bool) -> int | None:
     return descriptor
 
 
-def _write_all(file: Path, parts: list[bytes | Bytes]) -> None:
+def _write_all(file: Path, left: list[memoryview]) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        left = [memoryview(part).cast("B") for part in parts]
         while left:
             written = os.writev(descriptor, left)
             left = _behind(left, written)
@@ -183,9 +182,8 @@ def _write_all(file: Path, parts: list[bytes | Bytes]) -> None:
         os.close(descriptor)  # some file systems say only here that they are full
 
 
-def _read_all(descriptor: int, parts: list[bytearray | Bytes]) -> bool:
+def _read_all(descriptor: int, left: list[memoryview]) -> bool:
     """Fill all parts; False = the file ended before."""
-    left = [memoryview(part).cast("B") for part in parts]
     while left:
         received = os.readv(descriptor, left)
         if not received:
