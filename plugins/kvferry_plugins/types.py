@@ -124,6 +124,8 @@ class ManagerKind:
     class_name: str
     layer_groups: bool = False
     """Whether layers of different life cycles get pools of their own."""
+    tiers: bool = False
+    """Whether blocks that leave the device go to host memory and disk: ``host_cache_size``, ``disk_cache_size``."""
     requires: tuple[str, ...] = ()
     install: str = ""
 

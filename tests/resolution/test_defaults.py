@@ -138,3 +138,10 @@ def test_a_disk_cache_needs_a_folder(planned):
     with pytest.raises(ConfigError, match="disk_cache_path"):
         planned({"kv_cache_config": {"disk_cache_size": 1}})
     assert planned({"kv_cache_config": {"disk_cache_size": 0}}).manager == "V1"
+
+
+def test_a_folder_for_a_disk_cache_needs_a_size(planned):
+    with pytest.raises(ConfigError, match="/fast") as raised:
+        planned({"kv_cache_config": {"disk_cache_path": "/fast"}})
+    assert raised.value.setting == "kv_cache_config.disk_cache_size"
+    assert planned({"kv_cache_config": {"disk_cache_path": "/fast", "disk_cache_size": 0}}).warnings == ()

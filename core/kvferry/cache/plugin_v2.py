@@ -8,6 +8,7 @@ _KIND = ManagerKind(
     name="V2",
     class_name="KVCacheManagerV2",
     layer_groups=True,
+    tiers=True,
     requires=("torch",),
     install="pip install 'kvferry[torch]'",
 )

@@ -68,10 +68,11 @@ class KvCacheConfig(Section):
     """Sliding windows in tokens, repeated over the layers; null = as the checkpoint says."""
     use_kv_cache_manager_v2: Annotated[Literal[True, False, "auto"], BeforeValidator(_refuse_numbers)] = "auto"
     host_cache_size: Annotated[int, Field(ge=0)] | None = None
-    """Bytes."""
+    """Bytes of host memory for blocks that leave the device, at least one block; manager V2 only."""
     disk_cache_size: Annotated[int, Field(ge=0)] | None = None
-    """Bytes; needs ``disk_cache_path``."""
+    """Bytes of files for blocks that leave host memory; needs ``disk_cache_path``."""
     disk_cache_path: str | None = None
+    """An existing folder; each process makes one of its own in it, and removes those of dead ones."""
 
 
 class CacheTransceiverConfig(Section):

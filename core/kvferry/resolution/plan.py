@@ -14,6 +14,7 @@ from kvferry.resolution.defaults import ModelDefaults, collect_defaults
 from kvferry.resolution.manager import ManagerChoice, ManagerQuestion, choose_manager
 from kvferry.resolution.rules import broken_rules
 from kvferry.resolution.runtime import RuntimeChoice, RuntimeQuestion, choose_runtime
+from kvferry.resolution.tiers import check_tiers
 from kvferry.resolution.vocabulary import BACKEND, MANAGER, RUNTIME
 from kvferry_plugins.errors import KvferryError, PluginLoadError, ResolutionError
 from kvferry_plugins.types import Plan, Providers
@@ -53,6 +54,7 @@ def make_plan(
     runtime = _attempt(blockers, lambda: choose_runtime(RuntimeQuestion(args, model, registry, prefer, backend)))
     question = ManagerQuestion(args, model, executed, defaults.manager_wishes, registry, prefer, backend, runtime)
     manager = _attempt(blockers, lambda: choose_manager(question))
+    warnings = _attempt(blockers, lambda: check_tiers(args, defaults, manager)) if manager else None
     if blockers:
         raise blockers[0] if len(blockers) == 1 else ResolutionError(blockers)
     assert backend is not None
@@ -67,7 +69,7 @@ def make_plan(
         backend=backend.decision.value,
         runtime=runtime.name,
         providers=_providers(backend, runtime, manager),
-        warnings=backend.warnings,
+        warnings=(*backend.warnings, *(warnings or ())),
         log=(*runtime.log, *manager.log),
     )
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from kvferry.config import EngineArgs
 from kvferry.resolution.defaults import ModelDefaults
-from kvferry.resolution.vocabulary import BLOCK_SIZE, BUFFER
+from kvferry.resolution.vocabulary import BLOCK_SIZE, BUFFER, DISK_PATH, DISK_SIZE
 from kvferry_plugins.errors import ConfigError
 
 
 def broken_rules(args: EngineArgs, defaults: ModelDefaults) -> list[ConfigError]:
     """Return one error a rule that the configuration breaks."""
-    return [*_buffer_holds_whole_blocks(args, defaults), *_disk_has_a_place(args, defaults)]
+    return [*_buffer_holds_whole_blocks(args, defaults), *_disk_has_place_and_size(args, defaults)]
 
 
 def _buffer_holds_whole_blocks(args: EngineArgs, defaults: ModelDefaults) -> list[ConfigError]:
@@ -30,20 +30,19 @@ def _buffer_holds_whole_blocks(args: EngineArgs, defaults: ModelDefaults) -> lis
     ]
 
 
-def _disk_has_a_place(args: EngineArgs, defaults: ModelDefaults) -> list[ConfigError]:
-    size, path = (_value(args, defaults, name) for name in ("disk_cache_size", "disk_cache_path"))
-    if not size or path:
-        return []
-    return [
-        ConfigError(
-            "'kv_cache_config.disk_cache_size' needs a folder; set kv_cache_config.disk_cache_path",
-            setting="kv_cache_config.disk_cache_path",
-        )
-    ]
+def _disk_has_place_and_size(args: EngineArgs, defaults: ModelDefaults) -> list[ConfigError]:
+    size, path = (cache_setting(args, defaults, name) for name in (DISK_SIZE, DISK_PATH))
+    if size and not path:
+        return [ConfigError(f"{DISK_SIZE!r} needs a folder; set {DISK_PATH}", setting=DISK_PATH)]
+    if path and size is None:
+        message = f"{DISK_PATH!r} is {path!r}, and nothing says how much may lie there; set {DISK_SIZE} to bytes"
+        return [ConfigError(message, setting=DISK_SIZE)]
+    return []
 
 
-def _value(args: EngineArgs, defaults: ModelDefaults, name: str) -> Any:
-    return defaults.values.get(f"kv_cache_config.{name}", getattr(args.kv_cache_config, name))
+def cache_setting(args: EngineArgs, defaults: ModelDefaults, setting: str) -> Any:
+    """Return what a ``kv_cache_config`` setting holds in the end."""
+    return defaults.values.get(setting, getattr(args.kv_cache_config, setting.rpartition(".")[2]))
 
 
 def _plugin(defaults: ModelDefaults, setting: str) -> str | None:
