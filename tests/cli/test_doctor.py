@@ -105,6 +105,14 @@ def test_the_configuration_is_resolved_and_its_backend_matters(install, project)
     assert "pip install kvferry-no-such-module" in document["errors"][0]["message"]
 
 
+def test_the_folder_of_the_disk_tier_is_looked_at(project):
+    settings = "{use_kv_cache_manager_v2: true, disk_cache_size: 4096, disk_cache_path: absent}"
+    (project / "engine.yaml").write_text(f"kv_cache_config: {settings}\n")
+    document = run_json("--backend", "UCX", "--config", "engine.yaml")
+    (finding,) = (each for each in document["findings"] if each["subject"] == "kv_cache_config.disk_cache_path")
+    assert (finding["severity"], finding["fix"]) == ("warning", "mkdir -p absent")
+
+
 def test_the_environment_of_the_command_is_looked_at(monkeypatch):
     monkeypatch.setenv("TRTLLM_USE_NIXL_KV_CACHE", "1")
     monkeypatch.setenv("KVFERRY_PLUGIN", "a")

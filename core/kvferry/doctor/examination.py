@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.doctor.cache_folder import cache_folder_findings
 from kvferry.doctor.deployment import Deployment, look_at_machine
 from kvferry.doctor.environment import environment_findings
 from kvferry.doctor.files import file_findings
@@ -90,6 +91,7 @@ def examine(
         *unavailable_findings(inspected),
         *probe_findings(probed, deployment, planned.runtime if planned else None),
         *(plan_findings(planned, _known(selection, environ), _broken(probed)) if planned else ()),
+        *cache_folder_findings(_cache_config(request, planned)),
         *environment_findings(environ, deployment, look_at_machine(environ)),
         *_libraries(environ, inspected),
         *file_findings(environ, {record.name for record in selection.records}),
@@ -149,6 +151,14 @@ def _plan(request: Request, inspected: Sequence[Inspected], progress: Callable[[
         return None
     progress("resolving the configuration")
     return make_plan_aside(request.args, request.toggles, inspected, model=request.model, timeout=request.timeout)
+
+
+def _cache_config(request: Request, planned: Planned | None) -> Mapping[str, Any]:
+    """The effective ``kv_cache_config``; where there is no plan, what was written."""
+    if planned is not None and planned.plan is not None:
+        config: Mapping[str, Any] = planned.plan["effective"]["kv_cache_config"]
+        return config
+    return request.args.kv_cache_config.model_dump() if request.args else {}
 
 
 def _known(selection: Selection, environ: Mapping[str, str]) -> set[str]:
