@@ -15,17 +15,24 @@ if TYPE_CHECKING:
     from kvferry.demo.run import Speaker
     from kvferry.registry.door import Registry
     from kvferry.registry.toggles import Toggles
-    from kvferry_plugins.types import Plan
+    from kvferry_plugins.types import Plan, ScheduleStyle
 
-NOT_RUN: dict[str, object] = {"plan": None, "prompts": [], "equal": None}
+NOT_RUN: dict[str, object] = {"plan": None, "used": None, "prompts": [], "equal": None}
 """The keys of the JSON beyond the envelope, where the demo does not run."""
+
+MANAGERS: dict[str, object] = {"auto": "auto", "V1": False, "V2": True}
 
 POOL_TOKENS = 8192
 """KV capacity of each engine, unless --config says otherwise."""
 
 
 @click.command()
-@click.option("--model", default="smollm2", show_default=True, help="A checkpoint's folder, a .gguf file, or a name.")
+@click.option(
+    "--model",
+    default="smollm2",
+    show_default=True,
+    help="smollm2, gemma3, or the path of a checkpoint's folder or a .gguf file.",
+)
 @click.option("--prompt", "prompts", multiple=True, help="What to ask; repeatable.")
 @click.option("--backend", help="The transport; NIXL if neither this nor --config names one.")
 @click.option(
@@ -33,8 +40,22 @@ POOL_TOKENS = 8192
     type=click.Choice(["auto", "PYTHON", "CPP"], case_sensitive=False),
     help="The transceiver's; PYTHON if neither this nor --config names one.",
 )
+@click.option("--manager", type=click.Choice(list(MANAGERS), case_sensitive=False), help="The KV-cache manager.")
+@click.option("--no-reuse", is_flag=True, help="Compute and send every prompt whole, whatever is known of it.")
+@click.option(
+    "--schedule",
+    type=click.Choice(["context-first", "generation-first"]),
+    default="context-first",
+    show_default=True,
+    help="Which worker hears of a prompt's blocks first: generation-first, they travel while others are computed.",
+)
+@click.option("--pipelined", is_flag=True, help="Send each chunk of a prefill while the next is computed.")
 @click.option("--max-tokens", type=click.IntRange(1), default=32, show_default=True, help="Of each output.")
-@click.option("--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Tokens a step.")
+@click.option(
+    "--prefill-chunk",
+    type=click.IntRange(1),
+    help="Tokens a step; 512 if not given, 256 where hand-offs are pipelined.",
+)
 @json_option
 @report_errors(fields=NOT_RUN)
 @plugin_options
@@ -45,8 +66,12 @@ def demo(
     prompts: tuple[str, ...],
     backend: str | None,
     runtime: str | None,
+    manager: str | None,
+    no_reuse: bool,
+    schedule: str,
+    pipelined: bool,
     max_tokens: int,
-    prefill_chunk: int,
+    prefill_chunk: int | None,
     as_json: bool,
 ) -> None:
     """Prefill in one process, decode in another, and compare with one process that does both.
@@ -59,11 +84,13 @@ def demo(
     from kvferry.demo.progress import progress_view
     from kvferry.integrations.checkpoints import find_checkpoint
 
-    settings = demo_settings(load_engine_args(config) if config else parse_engine_args({}), backend, runtime)
+    written = load_engine_args(config) if config else parse_engine_args({})
+    settings = demo_settings(written, backend, runtime, manager, no_reuse=no_reuse, pipelined=pipelined)
     registry = open_registry(toggles)
     with progress_view() as view:
         folder = find_checkpoint(model, view.stage)
     plan = _buildable_plan(settings, folder, registry)
+    style = _schedule_style(schedule, plan, registry)
     _require_key()
     warnings = (*registry.warnings, *plan.warnings)
     if not as_json:
@@ -73,8 +100,9 @@ def demo(
         print_warnings(warnings)
 
     from kvferry.demo.prompts import DEFAULT_PROMPTS
-    from kvferry.demo.report import plain_results, print_results
+    from kvferry.demo.report import plain_results, print_results, used, used_line
     from kvferry.demo.run import DemoOptions, run_demo
+    from kvferry.serving.worker import default_prefill_chunk
 
     options = DemoOptions(
         settings=settings,
@@ -82,17 +110,23 @@ def demo(
         folder=folder,
         prompts=prompts or DEFAULT_PROMPTS,
         max_tokens=max_tokens,
-        prefill_chunk=prefill_chunk,
+        prefill_chunk=prefill_chunk or default_prefill_chunk(plan),
+        style=style,
         plugin_arguments=_plugin_arguments(),
     )
     results = run_demo(options, registry, _speaker(quiet=as_json))
     equal = all(result.equal for result in results)
     if as_json:
         model_entry = {"architecture": plan.architecture, "execution_architecture": plan.execution_architecture}
-        fields = {"plan": plain_plan(plan, model=model_entry), "prompts": plain_results(results), "equal": equal}
+        fields = {
+            "plan": plain_plan(plan, model=model_entry),
+            "used": used(plan, style),
+            "prompts": plain_results(results),
+            "equal": equal,
+        }
         print_json({**envelope(ok=equal, warnings=warnings), **fields})
     else:
-        click.echo()
+        click.echo(f"\n{used_line(model, plan, style)}")
         print_results(results)
         click.echo(_verdict(results))
     raise SystemExit(0 if equal else 1)
@@ -132,7 +166,27 @@ def _buildable_plan(settings: dict[str, Any], folder: Path, registry: "Registry"
     return plan
 
 
-def demo_settings(args: "EngineArgs", backend: str | None, runtime: str | None) -> dict[str, Any]:
+def _schedule_style(schedule: str, plan: "Plan", registry: "Registry") -> "ScheduleStyle":
+    """The style that a flag names, if the plan's runtime declares it. Raises ConfigError."""
+    from kvferry.dispatcher import schedule_obstacle
+    from kvferry_plugins.errors import ConfigError
+    from kvferry_plugins.types import ScheduleStyle
+
+    style = ScheduleStyle(schedule.replace("-", "_"))
+    if obstacle := schedule_obstacle(plan, registry, style):
+        raise ConfigError(f"--schedule {schedule}: {obstacle}", setting="schedule")
+    return style
+
+
+def demo_settings(
+    args: "EngineArgs",
+    backend: str | None,
+    runtime: str | None,
+    manager: str | None = None,
+    *,
+    no_reuse: bool = False,
+    pipelined: bool = False,
+) -> dict[str, Any]:
     """The workers' configuration: what the operator wrote, the flags over it, and the demo's defaults under it."""
     settings: dict[str, Any] = args.model_dump(mode="json", exclude_unset=True)
     transceiver = {
@@ -144,7 +198,13 @@ def demo_settings(args: "EngineArgs", backend: str | None, runtime: str | None) 
         transceiver["backend"] = backend
     if runtime is not None:
         transceiver["transceiver_runtime"] = "auto" if runtime.lower() == "auto" else runtime.upper()
+    if pipelined:
+        transceiver["enable_pipelined_transfer"] = True
     memory = {"dtype": "float32", "max_tokens": POOL_TOKENS, **(settings.get("kv_cache_config") or {})}
+    if manager is not None:
+        memory["use_kv_cache_manager_v2"] = MANAGERS[manager]
+    if no_reuse:
+        memory["enable_block_reuse"] = False
     return {**settings, "cache_transceiver_config": transceiver, "kv_cache_config": memory}
 
 

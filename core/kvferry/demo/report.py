@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry.demo.router import Answered
+from kvferry_plugins.types import Plan, ScheduleStyle
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,11 @@ class Compared:
 
     @property
     def gigabytes_per_second(self) -> float | None:
-        """Bytes over the whole hand-off, from the request for it to its end; None where nothing travelled."""
+        """Bytes over the whole hand-off; None where nothing travelled, or the prefill's time is in it."""
         answered = self.answered
-        return answered.nbytes / answered.handoff_seconds / 1e9 if answered.nbytes else None
+        if not answered.nbytes or answered.beside_prefill:
+            return None
+        return answered.nbytes / answered.handoff_seconds / 1e9
 
 
 def plain_results(results: Sequence[Compared]) -> list[dict[str, Any]]:
@@ -46,6 +49,29 @@ def plain_results(results: Sequence[Compared]) -> list[dict[str, Any]]:
         }
         for result in results
     ]
+
+
+def used(plan: Plan, style: ScheduleStyle) -> dict[str, Any]:
+    """What the results were made with, beyond the model."""
+    cache, transceiver = plan.effective["kv_cache_config"], plan.effective["cache_transceiver_config"]
+    return {
+        "kv_cache_manager": plan.manager,
+        "runtime": plan.runtime,
+        "backend": plan.backend,
+        "enable_block_reuse": cache["enable_block_reuse"],
+        "schedule_style": style.value,
+        "enable_pipelined_transfer": transceiver["enable_pipelined_transfer"],
+    }
+
+
+def used_line(model: str, plan: Plan, style: ScheduleStyle) -> str:
+    """The same in one line."""
+    how = used(plan, style)
+    reuse = "on" if how["enable_block_reuse"] else "off"
+    pipelined = "pipelined" if how["enable_pipelined_transfer"] else "not pipelined"
+    transceiver = f"{how['runtime']} on {how['backend']}"
+    schedule = how["schedule_style"].replace("_", "-")
+    return f"{model} · manager {plan.manager} · {transceiver} · block reuse {reuse} · {schedule} · {pipelined}"
 
 
 HEADINGS = ("", "prompt", "reused", "output", "bytes", "hand-off ms", "GB/s", "first token ms", "equal")

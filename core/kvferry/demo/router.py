@@ -10,6 +10,7 @@ import httpx
 
 from kvferry.demo.processes import WorkerProcess
 from kvferry_plugins.errors import ConfigError, KvferryError
+from kvferry_plugins.types import ScheduleStyle
 
 ANSWER_SECONDS = 300.0
 INPUT_IS_WRONG = (400, 413)
@@ -30,6 +31,9 @@ class Answered:
     cached_tokens: int
     """Prompt tokens whose KV the generation worker had already."""
     handoff_seconds: float
+    """From the request for the blocks to their end."""
+    beside_prefill: bool = False
+    """Generation-first: the time of the hand-off is that of the prefill, which lies in between."""
 
 
 def ask(
@@ -38,8 +42,12 @@ def ask(
     prompt: str,
     max_tokens: int,
     on_text: Callable[[str], None],
+    style: ScheduleStyle = ScheduleStyle.CONTEXT_FIRST,
 ) -> Answered:
     """Send a prompt through the pair, greedy, and show its text as it comes.
+
+    Generation-first, the context worker answers before it has computed anything, and the generation worker is asked
+    meanwhile.
 
     Raises:
         ConfigError: the prompt cannot be served.
@@ -47,19 +55,20 @@ def ask(
     """
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     started = time.monotonic()
-    prefilled = _post(context, {**body, "disaggregated_params": {"request_type": "context_only"}})
+    wanted = {"request_type": "context_only", "schedule_style": style.value}
+    prefilled = _post(context, {**body, "disaggregated_params": wanted})
     choice, prompt_ids = prefilled["choices"][0], prefilled["prompt_token_ids"]
-    if choice["finish_reason"] != "length":
+    if choice["finish_reason"] == "stop":
         on_text(choice["text"])
         seconds = time.monotonic() - started
         return Answered(prompt, tuple(prompt_ids), tuple(choice["token_ids"]), choice["text"], seconds, 0, 0, 0, 0.0)
     params = {**choice["disaggregated_params"], "request_type": "generation_only"}
+    first: float | None = None
     texts: list[str] = []
     tokens: list[int] = []
-    first: float | None = None
     handoff: dict[str, Any] = {}
     for chunk in _stream(generation, {**body, "prompt": prompt_ids, "disaggregated_params": params}):
-        first = first or time.monotonic() - started
+        first = first if first is not None else time.monotonic() - started
         texts.append(chunk["choices"][0]["text"])
         tokens.extend(chunk["choices"][0]["token_ids"])
         on_text(texts[-1])
@@ -74,6 +83,7 @@ def ask(
         blocks=handoff.get("blocks", 0),
         cached_tokens=handoff.get("cached_tokens", 0),
         handoff_seconds=handoff.get("seconds", 0.0),
+        beside_prefill=style is ScheduleStyle.GENERATION_FIRST,
     )
 
 

@@ -16,7 +16,7 @@ from kvferry.demo.report import Compared
 from kvferry.demo.router import ask
 from kvferry.launch.together import launcher_of
 from kvferry.registry.door import Registry
-from kvferry_plugins.types import Role
+from kvferry_plugins.types import Role, ScheduleStyle
 
 CONFIG_NAME = "engine.yaml"
 
@@ -34,6 +34,7 @@ class DemoOptions:
     prompts: tuple[str, ...]
     max_tokens: int
     prefill_chunk: int
+    style: ScheduleStyle = ScheduleStyle.CONTEXT_FIRST
     plugin_arguments: tuple[str, ...] = ()
     """``-p NAME`` and the like, for the workers."""
 
@@ -59,7 +60,7 @@ def run_demo(options: DemoOptions, registry: Registry, speaker: Speaker) -> list
         answers = []
         for number, prompt in enumerate(options.prompts, 1):
             speaker.on_prompt(number, prompt)
-            answers.append(ask(context, generation, prompt, options.max_tokens, speaker.on_text))
+            answers.append(ask(context, generation, prompt, options.max_tokens, speaker.on_text, options.style))
             speaker.on_end()
         with progress_view() as view:
             view.stage("decoding the same in one process, to compare", None)
