@@ -1,6 +1,7 @@
-"""The manager against a model that remembers, for each block, who has it and which prefix its KV belongs to."""
+"""The managers against a model that remembers, for each block, who has it and which prefix its KV belongs to."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import settings
@@ -8,10 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from kvferry.cache.manager_v1 import KVCacheManagerV1
+from kvferry.cache.manager_v2 import KVCacheManagerV2
 from kvferry_plugins.errors import CacheFullError
+from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.types import ManagerSpec, ModelGeometry
 
 BLOCKS, STEP = 10, 2
+SPEC = ManagerSpec("V1", ModelGeometry(1, 1, 1, "float32", (None,)), STEP, BLOCKS * STEP, 0.9, True, "cpu")
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
@@ -20,19 +24,24 @@ def fingerprint(prefix: list[int]) -> float:
     return float(int("1" + "".join(map(str, prefix)), 2))
 
 
-class Manager(RuleBasedStateMachine):
+class V1(RuleBasedStateMachine):
     requests: Bundle[int] = Bundle("requests")
     holds: Bundle[tuple[int, ...]] = Bundle("holds")
 
     def __init__(self) -> None:
         super().__init__()
-        geometry = ModelGeometry(1, 1, 1, "float32", (None,))
-        self.manager = KVCacheManagerV1(ManagerSpec("V1", geometry, STEP, BLOCKS * STEP, 0.9, True, "cpu"))
+        self.manager = self.make()
         self.contents = self.manager.layer_views(0)[0][:, 0, 0, 0]
         self.prompts: dict[int, list[int]] = {}
         self.tables: dict[int, list[int]] = {}
         self.held: Counter[int] = Counter()
         self.next_id = 0
+
+    def make(self) -> KVCacheManager:
+        return KVCacheManagerV1(SPEC)
+
+    def is_here(self, request: int) -> bool:
+        return True
 
     def owners(self) -> Counter[int]:
         return Counter(block for table in self.tables.values() for block in table) + self.held
@@ -69,11 +78,15 @@ class Manager(RuleBasedStateMachine):
 
     @rule(request=requests)
     def commit(self, request):
+        if not self.is_here(request):
+            return
         full = len(self.prompts[request]) // STEP * STEP
         assert self.manager.commit(request, self.prompts[request]) == full
 
     @rule(request=requests, more=st.lists(st.integers(0, 1), min_size=1, max_size=5))
     def extend(self, request, more):
+        if not self.is_here(request):
+            return
         prompt = self.prompts[request] + more
         before = self.manager.statistics()
         try:
@@ -91,11 +104,15 @@ class Manager(RuleBasedStateMachine):
 
     @rule(request=consumes(requests))
     def free(self, request):
+        if not self.is_here(request):
+            return
         self.manager.free(request)
         del self.tables[request], self.prompts[request]
 
     @rule(target=holds, request=requests)
     def hold(self, request):
+        if not self.is_here(request):
+            return ()
         table = self.tables[request]
         self.manager.hold([np.array([-1, *table], dtype=np.int32)])
         self.held.update(table)
@@ -130,5 +147,63 @@ class Manager(RuleBasedStateMachine):
         assert sorted(self.manager.block_table(self.next_id)[0].tolist()) == list(range(BLOCKS))
 
 
-TestManagerStateMachine = Manager.TestCase
-TestManagerStateMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class V2(V1):
+    def make(self) -> KVCacheManager:
+        return KVCacheManagerV2(SPEC)
+
+
+class V2WithTiers(V1):
+    """What is evicted comes back from a host tier that holds less than half of it."""
+
+    def make(self) -> KVCacheManager:
+        return KVCacheManagerV2(replace(SPEC, options={"host_cache_size": 4 * 16}))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.suspended: dict[int, list[int]] = {}
+
+    def is_here(self, request: int) -> bool:
+        return request not in self.suspended
+
+    @rule(request=V1.requests)
+    def suspend(self, request):
+        if not self.is_here(request):
+            return
+        before = self.tables[request]
+        try:
+            self.manager.suspend(request)
+        except (CacheFullError, ValueError):
+            assert self.manager.block_table(request)[0].tolist() == before
+            return
+        self.suspended[request] = self.prompts.pop(request)
+        del self.tables[request]
+
+    @rule(request=V1.requests)
+    def resume(self, request):
+        if self.is_here(request):
+            return
+        try:
+            self.manager.resume(request)
+        except CacheFullError:
+            return
+        self.prompts[request] = self.suspended.pop(request)
+        self.tables[request] = self.manager.block_table(request)[0].tolist()
+
+    @rule(request=consumes(V1.requests))
+    def free_suspended(self, request):
+        if self.is_here(request):
+            self.free(request)
+        else:
+            self.manager.free(request)
+            del self.suspended[request]
+
+    def teardown(self):
+        for request in list(self.suspended):
+            self.free_suspended(request)
+        super().teardown()
+        assert self.manager.statistics().tiers[0].blocks <= 4
+
+
+FEW = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestV1, TestV2, TestV2WithTiers = V1.TestCase, V2.TestCase, V2WithTiers.TestCase
+TestV1.settings = TestV2.settings = TestV2WithTiers.settings = FEW

@@ -31,13 +31,23 @@ class BlockPool:
     Args:
         num_blocks: ids run from 0 to this, exclusive.
         label: what a block is, for errors: ``blocks of 32 tokens``.
+        setting: what gives more of them.
         known: blocks that turn cached, not free, when nobody has them any more.
         forget: called with a cached block whose room is needed; returns all blocks that can no longer be found then.
     """
 
-    def __init__(self, num_blocks: int, label: str, known: KnownBlocks, forget: Callable[[int], Iterable[int]]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        label: str,
+        known: KnownBlocks,
+        forget: Callable[[int], Iterable[int]],
+        *,
+        setting: str = "kv_cache_config.max_tokens",
+    ) -> None:
         self.num_blocks = num_blocks
         self._label = label
+        self._setting = setting
         self._known = known
         self._forget = forget
         self._allocator = BlockAllocator(num_blocks)
@@ -67,7 +77,7 @@ class BlockPool:
         if needed > available:
             raise CacheFullError(
                 f"{needed} {self._label} are needed, {available} of {self.num_blocks} can be had; wait for a request "
-                "to end, or raise kv_cache_config.max_tokens",
+                f"to end, or raise {self._setting}",
                 needed=needed,
                 free=available,
                 total=self.num_blocks,

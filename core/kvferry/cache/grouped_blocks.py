@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from kvferry.cache.block_pool import BlockPool
 from kvferry.cache.group_memory import GroupMemory
 from kvferry.cache.layer_groups import GroupShape
-from kvferry.cache.offload import BlockTiers, Offload
+from kvferry.cache.offload import Offload
 from kvferry.cache.prefix_match import PrefixMatch, longest_match
-from kvferry.cache.prefix_tree import NOT_HERE, Entry, PrefixTree, StoredBlock
+from kvferry.cache.prefix_tree import NOT_HERE, Entry, PrefixTree
+from kvferry.cache.tier_blocks import StoredBlock
+from kvferry.cache.tiers import Tiers
 from kvferry_plugins.errors import CorruptBlockError
 from kvferry_plugins.layout import BlockIds
 
@@ -41,19 +43,14 @@ class GroupedBlocks:
         chunk_tokens: int,
         *,
         reuse: bool,
-        tiers: BlockTiers | None,
+        tiers: Tiers | None,
     ) -> None:
         self.groups = tuple(shape.group for shape in shapes)
         self.offload = Offload(memories, tiers)
         self._memories = memories
         self._reuse = reuse
         self.tree = PrefixTree(chunk_tokens, [group.tokens_per_block for group in self.groups])
-        self.pools = tuple(
-            BlockPool(
-                memory.pool.num_blocks, _label(index, shape), self.tree.known[index], partial(self._forget, index)
-            )
-            for index, (shape, memory) in enumerate(zip(shapes, memories, strict=True))
-        )
+        self.pools = tuple(self._make_pool(index, shape) for index, shape in enumerate(shapes))
 
     def find(self, token_ids: Sequence[int], max_tokens: int, history_tokens: int) -> PrefixMatch:
         """Find what can be reused of a prompt, at most ``max_tokens`` tokens."""
@@ -119,6 +116,17 @@ class GroupedBlocks:
         self.offload.close()
         self._memories = ()
 
+    def _make_pool(self, index: int, shape: GroupShape) -> BlockPool:
+        is_state = shape.group.kind == "state"
+        size = "" if is_state else f" of {shape.group.tokens_per_block} tokens"
+        return BlockPool(
+            self._memories[index].pool.num_blocks,
+            f"blocks{size} of group {index} ({shape.describe()})",
+            self.tree.known[index],
+            partial(self._forget, index),
+            setting="max_batch_size" if is_state else "kv_cache_config.max_tokens",
+        )
+
     def _bring_back(self, match: PrefixMatch, tables: Tables) -> None:
         try:
             for group, (table, first) in enumerate(zip(tables, match.first, strict=True)):
@@ -150,8 +158,3 @@ class GroupedBlocks:
 def _block_before(table: BlockIds, ordinal: int) -> int | None:
     block = int(table[ordinal - 1]) if ordinal else NOT_HERE
     return None if block == NOT_HERE else block
-
-
-def _label(index: int, shape: GroupShape) -> str:
-    what = "" if shape.group.kind == "state" else f" of {shape.group.tokens_per_block} tokens"
-    return f"blocks{what} of group {index} ({shape.describe()})"

@@ -17,6 +17,7 @@ from kvferry.cache.memory import require_device
 from kvferry.cache.prefix_match import PrefixMatch
 from kvferry.cache.prefix_tree import NOT_HERE
 from kvferry.cache.request_blocks import RequestBlocks
+from kvferry.cache.tiers import make_tiers
 from kvferry_plugins.errors import CorruptBlockError
 from kvferry_plugins.kv_cache import CacheStatistics, KVCacheManager
 from kvferry_plugins.layout import BlockIds, KvLayout
@@ -24,8 +25,6 @@ from kvferry_plugins.types import ManagerSpec
 
 if TYPE_CHECKING:
     import torch
-
-    from kvferry.cache.offload import BlockTiers
 
 _log = logging.getLogger(__name__)
 
@@ -37,16 +36,15 @@ class KVCacheManagerV2(KVCacheManager):
     ``kvferry.cache.budget``. With states no prefix is reused, since no snapshot of them is kept.
 
     Args:
-        spec: geometry, capacity and device.
-        tiers: what is below the device, if anything; closed by ``shutdown``.
+        spec: geometry, capacity and device; of its ``options`` those of ``kvferry.cache.tiers.make_tiers``.
 
     Raises:
-        ConfigError: a dtype is unknown, or the budget or the device cannot give every group a block.
+        ConfigError: a dtype is unknown, or the budget, the device or a tier cannot hold a block of every group.
     """
 
     kind: ClassVar[str] = "V2"
 
-    def __init__(self, spec: ManagerSpec, tiers: "BlockTiers | None" = None) -> None:
+    def __init__(self, spec: ManagerSpec) -> None:
         shapes = group_shapes(spec.geometry, spec.tokens_per_block)
         self.shares = share_out(spec, shapes)
         device = require_device(spec.device)
@@ -59,7 +57,11 @@ class KVCacheManagerV2(KVCacheManager):
         )
         self._memories: list[GroupMemory] | None = memories
         self._blocks = GroupedBlocks(
-            shapes, memories, spec.tokens_per_block, reuse=_reuses(spec, self._layout), tiers=tiers
+            shapes,
+            memories,
+            spec.tokens_per_block,
+            reuse=_reuses(spec, self._layout),
+            tiers=make_tiers(spec.options, self.shares.block_bytes),
         )
         self._requests: dict[int, RequestBlocks] = {}
         self._lock = threading.Lock()

@@ -1,39 +1,20 @@
 """Blocks on their way between the device and the tiers below it."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from kvferry.cache.group_memory import Bytes, GroupMemory
-from kvferry.cache.prefix_tree import StoredBlock
+from kvferry.cache.tier_blocks import StoredBlock
+from kvferry.cache.tiers import Tiers
 from kvferry_plugins.errors import CorruptBlockError
 from kvferry_plugins.kv_cache import TierStatistics
-
-
-class BlockTiers(Protocol):
-    """What the tiers below the device offer."""
-
-    def store(self, data: Bytes, *, group: int, pinned: bool = False) -> StoredBlock | None:
-        """Keep a copy of a block; None = no room, or a failing disk. A pinned one is never dropped for another."""
-
-    def load(self, stored: StoredBlock, out: Bytes) -> None:
-        """Copy a block back. Raises CorruptBlockError: it is damaged, or was dropped."""
-
-    def drop(self, stored: StoredBlock) -> None:
-        """Forget a block; idempotent."""
-
-    def statistics(self, group: int) -> tuple[TierStatistics, ...]:
-        """Count what each tier holds of a group."""
-
-    def close(self) -> None:
-        """Give memory and files back; idempotent."""
 
 
 class Offload:
     """The groups' blocks and the tiers below, if there are any. Not thread-safe."""
 
-    def __init__(self, memories: Sequence[GroupMemory], tiers: BlockTiers | None) -> None:
+    def __init__(self, memories: Sequence[GroupMemory], tiers: Tiers | None) -> None:
         self._memories = memories
         self._tiers = tiers
 

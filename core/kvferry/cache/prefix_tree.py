@@ -3,21 +3,13 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
+from kvferry.cache.tier_blocks import StoredBlock
 from kvferry_plugins.layout import BlockIds
 
 NOT_HERE = -1
-
-
-class StoredBlock(Protocol):
-    """A block's bytes in a tier below."""
-
-    @property
-    def dropped(self) -> bool:
-        """Whether the tiers forgot it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvferry.cache.grouped_blocks import Ordinals, Tables
-from kvferry.cache.prefix_tree import NOT_HERE, Entry, StoredBlock
+from kvferry.cache.prefix_tree import NOT_HERE, Entry
+from kvferry.cache.tier_blocks import StoredBlock
 from kvferry_plugins.layout import BlockIds, LayerGroup
 
 
