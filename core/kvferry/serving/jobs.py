@@ -36,7 +36,7 @@ class Jobs:
     def suspend(self, job: Job) -> bool:
         """Move a request's blocks off the device; False where that cannot be: no tier, no room there, or a transfer."""
         try:
-            self.engine.manager.suspend(job.request_id)
+            self.engine.suspend(job.request_id)
         except (CacheFullError, NotImplementedError, ValueError, KeyError):
             return False
         return True
@@ -48,16 +48,18 @@ class Jobs:
             CorruptBlockError: a block is lost, and the request with it.
         """
         try:
-            self.engine.manager.resume(job.request_id)
+            self.engine.resume(job.request_id)
         except CacheFullError:
             return False
         return True
 
     def _aggregated(self, job: Job) -> Steps:
+        job.timeline.begin()
+        step = job.timeline.timed("prefill", self.engine.prefill_step)
         running = self.engine.start(job.request)
         try:
             while True:
-                yield from computed(self.engine.prefill_step, running)
+                yield from computed(step, running)
                 if running.prefilled:
                     break
                 yield Turn.NEXT

@@ -93,6 +93,7 @@ class PagedEngine:
         self.manager = manager
         self._prefill_chunk = prefill_chunk
         self._turn = threading.Lock()
+        self._suspended: set[int] = set()
 
     def validate(self, request: GenerationRequest) -> None:
         """Refuse what the model cannot run. Raises ValueError."""
@@ -203,11 +204,28 @@ class PagedEngine:
         finally:
             self.finish(running)
 
+    def suspend(self, request_id: int) -> None:
+        """Move a request's blocks off the device between two steps; raises as the manager's ``suspend``."""
+        self.manager.suspend(request_id)
+        self._suspended.add(request_id)
+
+    def resume(self, request_id: int) -> None:
+        """Bring the blocks of a suspended request back before its next step; raises as the manager's ``resume``."""
+        self.manager.resume(request_id)
+        self._suspended.discard(request_id)
+
     def finish(self, running: RunningRequest) -> None:
-        """Commit the full blocks that were computed and give all blocks back. Raises KeyError if done before."""
+        """Commit the full blocks that were computed and give all blocks back; of a suspended request nothing is known.
+
+        Raises:
+            KeyError: done before, or the request was lost when it was resumed.
+        """
         request = running.request
-        tokens = (*request.prompt_token_ids, *running.output_token_ids)
-        self.manager.commit(request.request_id, tokens[: running.computed_tokens])
+        if request.request_id in self._suspended:
+            self._suspended.discard(request.request_id)
+        else:
+            tokens = (*request.prompt_token_ids, *running.output_token_ids)
+            self.manager.commit(request.request_id, tokens[: running.computed_tokens])
         self.manager.free(request.request_id)
 
     def _cache(self, request: GenerationRequest, cached_tokens: int) -> "PagedCache":
