@@ -1,4 +1,5 @@
 import importlib
+import os
 import signal
 import sys
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = Path(__file__).parent / "packages"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +70,18 @@ def has_gone():
         return False
 
     return has_gone
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory):
+    """The folder of a model of ``kvferry.testing.tiny_checkpoints`` by name; written once a session."""
+    written: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        from kvferry.testing.tiny_checkpoints import write_tiny_checkpoint
+
+        if name not in written:
+            written[name] = write_tiny_checkpoint(name, tmp_path_factory.mktemp(name) / name)
+        return written[name]
+
+    return folder

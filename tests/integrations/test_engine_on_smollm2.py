@@ -6,8 +6,9 @@ import torch
 from transformers import DynamicCache
 
 from kvferry.integrations.transformers.engine import GenerationRequest, PagedEngine
-from kvferry.integrations.transformers.paged_cache import PagedCache, PagedLayer
+from kvferry.integrations.transformers.paged_cache import PagedCache
 from kvferry.integrations.transformers.sampling import SamplingParams
+from kvferry.integrations.transformers.token_layers import PagedLayer
 from kvferry_plugins.errors import CacheFullError, ConfigError
 from kvferry_plugins.types import ModelGeometry
 
@@ -88,7 +89,7 @@ def test_transformers_generate_itself_runs_on_our_blocks(smollm2, make_manager, 
     prompt = encode("The ferry leaves at")
     manager = make_manager(smollm2.geometry)
     manager.allocate(5, len(prompt))
-    cache = PagedCache(manager, 5, smollm2.geometry)
+    cache = PagedCache(manager, 5, smollm2)
     assert reference(smollm2, prompt, 40, cache=cache) == reference(smollm2, prompt, 40)
     assert cache.computed_tokens == len(prompt) + 39
     assert len(manager.block_table(5)[0]) == 2

@@ -3,7 +3,7 @@
 import torch  # noqa: TID253
 
 from kvferry_plugins.kv_cache import KVCacheManager
-from kvferry_plugins.layout import BlockIds, LayerGroup
+from kvferry_plugins.layout import LayerGroup
 
 
 class RequestBlocks:
@@ -15,7 +15,7 @@ class RequestBlocks:
         self._ready = -1
         self.version = 0
         """Grows when ``tables`` may have changed."""
-        self.tables: tuple[BlockIds, ...] = ()
+        self.tables = manager.block_table(request_id)
 
     def prepare(self, stop: int) -> None:
         """Make room for the tokens before ``stop``; the tables hold until the next call.

@@ -57,6 +57,11 @@ class RunningRequest:
         return self.cache.computed_tokens
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The prompt and the output so far."""
+        return (*self.request.prompt_token_ids, *self.output_token_ids)
+
+    @property
     def sampled(self) -> int:
         """Tokens sampled so far: the counter that travels with the seed."""
         return len(self.output_token_ids)
@@ -92,6 +97,7 @@ class PagedEngine:
         self.loaded = loaded
         self.manager = manager
         self._prefill_chunk = prefill_chunk
+        self._block_tokens = max(group.tokens_per_block for group in manager.layout.groups)
         self._turn = threading.Lock()
         self._suspended: set[int] = set()
 
@@ -122,7 +128,7 @@ class PagedEngine:
         return RunningRequest(request, self._cache(request, cached), cached)
 
     def prefill_step(self, running: RunningRequest) -> int:
-        """Compute the next chunk of the prompt; with the last one, sample the first token and commit the prompt.
+        """Compute the next chunk of the prompt and commit its full blocks; with the last one, sample the first token.
 
         Returns:
             Prompt tokens whose KV is complete now.
@@ -136,7 +142,6 @@ class PagedEngine:
         stop = min(start + self._prefill_chunk, len(prompt))
         logits = self._forward(running, prompt[start:stop])
         if stop == len(prompt):
-            self.manager.commit(running.request.request_id, prompt)
             self._append(running, logits)
         return stop
 
@@ -231,22 +236,29 @@ class PagedEngine:
     def _cache(self, request: GenerationRequest, cached_tokens: int) -> "PagedCache":
         from kvferry.integrations.transformers.paged_cache import PagedCache
 
-        return PagedCache(self.manager, request.request_id, self.loaded.geometry, cached_tokens=cached_tokens)
+        return PagedCache(self.manager, request.request_id, self.loaded, cached_tokens=cached_tokens)
 
     def _forward(self, running: RunningRequest, token_ids: "tuple[int, ...] | list[int]") -> "torch.Tensor":
         """Run the model over new tokens; the last one's logits, ``[vocabulary]``. Raises CacheFullError."""
         import torch
 
-        stop = running.computed_tokens + len(token_ids)
-        running.cache.prepare(stop)
+        start = running.computed_tokens
+        running.cache.prepare(start + len(token_ids))
         inputs: dict[str, Any] = {self.loaded.cache_argument: running.cache}
         with self._turn, torch.inference_mode():
             ids = torch.tensor([token_ids], device=self.loaded.device)
             logits: torch.Tensor = self.loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1, **inputs).logits
             if logits.is_cuda:  # "computed" must hold for whoever reads the blocks without our stream
                 torch.cuda.synchronize(logits.device)
-        self.manager.advance(running.request.request_id, stop)
+        self._let_go(running, start)
         return logits[0, -1]
+
+    def _let_go(self, running: RunningRequest, start: int) -> None:
+        """Commit new full blocks, and only then let the manager have those that slid out of a window."""
+        request_id, stop = running.request.request_id, running.computed_tokens
+        if stop // self._block_tokens > start // self._block_tokens:
+            self.manager.commit(request_id, running.token_ids[:stop])
+        self.manager.advance(request_id, stop)
 
     def _append(self, running: RunningRequest, logits: "torch.Tensor") -> int:
         token = sample(logits, running.request.sampling, running.sampled)

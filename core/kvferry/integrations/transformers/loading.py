@@ -5,13 +5,18 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvferry.checkpoint import load_model_spec, model_geometry
 from kvferry.integrations.checkpoints import Progress, find_checkpoint, no_progress
 from kvferry.integrations.model_identity import model_identity
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.types import ModelGeometry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvferry.integrations.transformers.state_layers import StateShapes
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class LoadedModel:
         """Positions that the model was made for, or None if it does not say."""
         found = getattr(self.model.config, "max_position_embeddings", None)
         return found if isinstance(found, int) else None
+
+    @cached_property
+    def state_shapes(self) -> "Mapping[int, StateShapes]":
+        """Layer → how its state looks, for the layers that keep one. Raises ConfigError."""
+        shapes = {layer: self.geometry.shape(layer) for layer in range(self.geometry.num_layers)}
+        states = {layer: shape for layer, shape in shapes.items() if shape.kind == "state"}
+        if not states:
+            return {}
+        from kvferry.integrations.transformers.state_layers import find_state_shapes
+
+        return find_state_shapes(self.model, self.cache_argument, states)
 
     @cached_property
     def cache_argument(self) -> str:
