@@ -176,6 +176,11 @@ class KVCacheManager(ABC):
     def statistics(self, group: int = 0) -> CacheStatistics:
         """Count the blocks of one group."""
 
+    def bytes_in_use(self) -> int:
+        """KV bytes of the blocks that requests and holds have, over all groups."""
+        figures = [self.statistics(group) for group in range(len(self.layout.groups))]
+        return sum(each.in_use * each.block_bytes for each in figures)
+
     @abstractmethod
     def shutdown(self) -> None:
         """Give the memory back; idempotent."""

@@ -303,3 +303,9 @@ def test_four_thousand_blocks_are_allocated_in_one_run_within_milliseconds(make_
         assert (np.diff(manager.block_table(request)[0]) == 1).all()
         manager.free(request)
     assert min(seconds) < 0.005
+
+
+def test_bytes_in_use_are_those_of_requests_and_holds(manager):
+    assert manager.bytes_in_use() == 0
+    manager.allocate(1, 9)
+    assert manager.bytes_in_use() == 3 * manager.layout.pools[0].block_stride
