@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from faults.listening import listeners
 
 from kvferry.launch.together import Order, World
 from kvferry_backends.mpi_launch import launch
@@ -169,6 +170,15 @@ def test_an_idle_pair_sleeps(pair):
 
 def test_nobody_of_a_world_listens(pair):
     assert [side.ask("listening") for side in pair] == [[], []]
+
+
+def test_mpiexec_itself_is_kept_to_loopback_or_the_log_says_that_it_is_not(caplog):
+    idle = [Order(name, [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) for name in ("one", "other")]
+    with World(launch, idle) as world:
+        listening = listeners(world.launcher_pid)
+        assert listening
+        forbidden = any("may listen beyond loopback" in record.getMessage() for record in caplog.records)
+        assert forbidden or all(listener.is_kept_to_loopback for listener in listening), listening
 
 
 # --- the end of one ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
+from kvferry.launch.loopback import keep_to_loopback
 from kvferry.launch.process import describe_status, end_with_parent
 from kvferry.registry.door import Registry
 from kvferry_plugins.errors import KvferryError
@@ -163,6 +164,7 @@ class World:
             self._launcher = self._start(command, environ)
             stack.callback(self._stop)
             self._await_all(time.monotonic() + START_SECONDS)
+            self._keep_to_loopback()
             self._resources = stack.pop_all()
 
     def _start(self, command: Sequence[str], environ: Mapping[str, str] | None) -> "subprocess.Popen[bytes]":
@@ -194,6 +196,18 @@ class World:
         self._all_here = True
         if self.first_to_end is not None:
             self._launcher.terminate()
+
+    def _keep_to_loopback(self) -> None:
+        """All workers are on this host, so that nobody else needs the launcher; ``mpiexec`` listens on every device."""
+        try:
+            keep_to_loopback(self._launcher.pid)
+        except OSError as error:
+            _log.warning("the launcher (%d) may listen beyond loopback: %s", self._launcher.pid, error)
+
+    @property
+    def launcher_pid(self) -> int:
+        """The launcher's process id."""
+        return self._launcher.pid
 
     def _greet(self, channel: socket.socket) -> AttachedProcess:
         lines = channel.makefile("rb")
