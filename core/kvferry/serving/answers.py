@@ -88,6 +88,8 @@ class Answer:
             additions["prompt_token_ids"] = list(self._output.prompt)
         if self._started.handoff is not None:
             additions["kvferry"] = {"handoff": _figures(self._started.handoff)}
+        if self._output.call.timeline:
+            additions.setdefault("kvferry", {})["timeline"] = self._output.timeline.plain()
         return additions
 
 

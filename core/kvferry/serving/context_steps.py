@@ -27,6 +27,7 @@ class ContextSteps:
 
     def steps(self, job: Job) -> Steps:
         """The steps of one request."""
+        job.timeline.begin()
         running = self.engine.start(job.request)
         transfer = TransferRequest(job.request_id, job.request.prompt_token_ids)
         try:
@@ -34,7 +35,7 @@ class ContextSteps:
                 if job.generation_first:
                     self.transceiver.prepare_context_requests([transfer])
                     job.tell(Started(running.cached_tokens, params=self._params(job, transfer)))
-                yield from self._prefill(running, transfer)
+                yield from self._prefill(job, running, transfer)
                 if job.generation_first:
                     self._offer(running, transfer)
                     self._tell_first(job, running)
@@ -50,12 +51,13 @@ class ContextSteps:
         finally:
             self.engine.finish(running)
 
-    def _prefill(self, running: RunningRequest, transfer: TransferRequest) -> Steps:
+    def _prefill(self, job: Job, running: RunningRequest, transfer: TransferRequest) -> Steps:
         """Compute the prompt; the transfer's end, which can only be an early one, ends it too."""
+        step = job.timeline.timed("prefill", self.engine.prefill_step)
         if running.cached_tokens:
             self._offer_chunk(transfer, running.cached_tokens)
         while True:
-            tokens = yield from computed(self.engine.prefill_step, running)
+            tokens = yield from computed(step, running)
             if running.prefilled:
                 return
             self._offer_chunk(transfer, tokens)

@@ -25,6 +25,7 @@ class GenerationSteps:
 
     def steps(self, job: Job) -> Steps:
         """The steps of one request; a hand-off is concluded even where nothing is left to decode."""
+        job.timeline.begin()
         if job.params.opaque_state is None:
             self._tell_over(job)
             return
@@ -34,7 +35,9 @@ class GenerationSteps:
         cached = self.engine.manager.allocate(job.request_id, len(prompt), prompt, history_tokens=len(prompt))
         try:
             event = yield from self._fetch(TransferRequest(job.request_id, prompt, cached, params=job.params))
+            job.timeline.fetched(event)
             running = self.engine.adopt(request, _first_token(job, event))
+            job.timeline.attached(event)
         except BaseException:
             self.engine.manager.free(job.request_id)
             raise

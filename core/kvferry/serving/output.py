@@ -9,6 +9,7 @@ from kvferry.serving.protocol import CompletionRequest
 from kvferry.serving.service import Service
 from kvferry.serving.steps import Ended, Failed, Generated, News, Started
 from kvferry.serving.text import StopTexts, TextStream
+from kvferry.serving.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Output:
     def _tell(self, news: News) -> None:
         with contextlib.suppress(RuntimeError):  # the HTTP server has ended
             self._event_loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What took its time; whole once the output is."""
+        return self._job.timeline
 
     async def started(self) -> Started:
         """Wait until a status can be told: for the first token, or for the parameters of a prefill to come.

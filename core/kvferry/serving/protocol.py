@@ -84,6 +84,8 @@ class CompletionRequest(_Section):
     ignore_eos: bool = False
     add_special_tokens: bool = True
     disaggregated_params: HandoffParams | None = None
+    timeline: bool = False
+    """Say when what happened, in ``kvferry.timeline``."""
     user: str | None = None
     n: Annotated[int, Field(ge=1, le=1)] = 1
     best_of: Annotated[int, Field(ge=1, le=1)] = 1

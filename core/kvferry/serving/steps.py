@@ -2,9 +2,10 @@
 
 import enum
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvferry.integrations.transformers.engine import FinishReason, GenerationRequest, PagedEngine, RunningRequest
+from kvferry.serving.timeline import Timeline
 from kvferry_plugins.errors import CacheFullError, KvferryError, TransferCancelledError
 from kvferry_plugins.types import DisaggregatedParams, ScheduleStyle, TransferEvent
 
@@ -80,6 +81,7 @@ class Job:
     params: DisaggregatedParams
     tell: Callable[[News], None]
     """Called on the engine's thread; must not block."""
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def request_id(self) -> int:
@@ -116,8 +118,9 @@ def heed(event: TransferEvent | None) -> None:
 
 def decoded(engine: PagedEngine, job: Job, running: RunningRequest) -> Steps:
     """Tell the first token, and compute the others."""
+    step = job.timeline.timed("decode", engine.decode_step)
     job.tell(Generated(running.output_token_ids[-1]))
     while running.finish_reason is None:
         yield Turn.NEXT
-        job.tell(Generated((yield from computed(engine.decode_step, running))))
+        job.tell(Generated((yield from computed(step, running))))
     job.tell(Ended(running.finish_reason))
