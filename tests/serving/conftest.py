@@ -2,21 +2,32 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import yaml
 
+from kvferry.config import parse_engine_args
 from kvferry.demo.processes import WorkerProcess
+from kvferry.serving.app import make_app
+from kvferry.serving.http_server import HttpServer, bind_http
+from kvferry.serving.service import Service
+from kvferry.serving.worker import WorkerOptions, running_service
+from kvferry.testing import isolated_registry
+from kvferry_plugins import hookimpl
+from kvferry_plugins.testing import ScriptedAgent, ScriptedHub
+from kvferry_plugins.types import Role, RuntimeSupport, TransferBackend
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 BLOCK_TOKENS = 32
-BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * BLOCK_TOKENS  # layers, key and value, KV heads, head dimension, float32, tokens
+TOKEN_BYTES = 30 * 2 * 3 * 64 * 4  # layers, key and value, KV heads, head dimension, float32
 LEASE_SECONDS = 8
 SETTLE_SECONDS = LEASE_SECONDS + 10
 
@@ -55,7 +66,7 @@ class Worker:
         """What is left over: jobs, blocks and ledger entries; empty when everything came free."""
         status = self.status()
         found = {
-            **{name: status["engine"][name] for name in ("waiting", "computing", "transferring")},
+            **{name: status["engine"][name] for name in ("waiting", "computing", "transferring", "suspended")},
             "in_use": sum(group["in_use"] for group in status["manager"]["groups"]),
             "ledger": status["transceiver"]["ledger"]["entries"],
         }
@@ -81,7 +92,7 @@ class Pair:
     context: Worker
     generation: Worker
     block_tokens: int = BLOCK_TOKENS
-    block_bytes: int = BLOCK_BYTES
+    token_bytes: int = TOKEN_BYTES
 
     def prefill(self, **body: Any) -> dict[str, Any]:
         """The body for the generation worker, as a router makes it from the context worker's answer."""
@@ -92,6 +103,19 @@ class Pair:
         return {
             **body,
             "prompt": prefilled["prompt_token_ids"],
+            "disaggregated_params": {**params, "request_type": "generation_only"},
+        }
+
+    def announce(self, **body: Any) -> dict[str, Any]:
+        """As ``prefill``, but generation-first: the context worker answers before it has computed."""
+        wanted = {"request_type": "context_only", "schedule_style": "generation_first"}
+        answer = self.context.complete(**body, disaggregated_params=wanted)
+        assert answer.status_code == 200, answer.text
+        announced = answer.json()
+        params = announced["choices"][0]["disaggregated_params"]
+        return {
+            **body,
+            "prompt": announced["prompt_token_ids"],
             "disaggregated_params": {**params, "request_type": "generation_only"},
         }
 
@@ -188,3 +212,112 @@ def start_worker(tmp_path_factory):
         return running_worker(tmp_path_factory, role, model, config, *arguments)
 
     return start
+
+
+# --- two workers in the test's own process, over memcpy ---------------------------------------------------------------
+
+
+class ScriptedBackend:
+    """A backend whose agents copy memory within the process."""
+
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self._hub = ScriptedHub()
+
+    @hookimpl
+    def transfer_backends(self) -> tuple[TransferBackend, ...]:
+        return (TransferBackend("SCRIPTED", {"PYTHON": RuntimeSupport()}, probe="none:none"),)
+
+    @hookimpl
+    def create_transfer_agent(self, spec) -> ScriptedAgent:
+        return ScriptedAgent(spec.name, hub=self._hub)
+
+
+@dataclass
+class Gate:
+    """Lets the steps of an engine's prefills through, so many as a test says."""
+
+    engine: Any
+    passed: int = 0
+    fault: Exception | None = None
+    _open: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def __post_init__(self) -> None:
+        step = self.engine.prefill_step
+
+        def gated(running):
+            assert self._open.acquire(timeout=60)
+            if self.fault is not None:
+                raise self.fault
+            self.passed += 1
+            return step(running)
+
+        self.engine.prefill_step = gated
+
+    def let(self, steps: int = 1000) -> None:
+        self._open.release(steps)
+
+    def break_with(self, fault: Exception) -> None:
+        self.fault = fault
+        self.let(1)
+
+
+@dataclass(frozen=True)
+class LocalWorker(Worker):
+    """A worker of the test's own process."""
+
+    service: Service
+
+    def gate(self) -> Gate:
+        """From now on prefills wait at a gate."""
+        return Gate(self.service.engine)
+
+    def wait(self, condition, seconds: float = 30) -> None:
+        """Wait until ``condition(status)``."""
+        deadline = time.monotonic() + seconds
+        while not condition(status := self.status()):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def local_worker(role: Role, model: str, config: dict[str, Any], registry, chunk: int | None) -> Iterator[LocalWorker]:
+    options = WorkerOptions(role, model, prefill_chunk=chunk, threads=1)
+    with contextlib.ExitStack() as stack:
+        args = parse_engine_args(config)
+        service = stack.enter_context(running_service(options, args, registry, progress=lambda stage, fraction: None))
+        server = HttpServer(make_app(service), stack.enter_context(bind_http("127.0.0.1", 0)))
+        server.start()
+        stack.callback(server.stop)
+        http = stack.enter_context(httpx.Client(base_url=server.url, timeout=120, trust_env=False))
+        yield LocalWorker(SimpleNamespace(http=server.url), http, service)
+
+
+@pytest.fixture
+def local_pair(small_model, request):
+    """Two workers in this process: ``local_pair(**cache_transceiver_config)``; at the end nothing may be left."""
+    import torch
+
+    threads = torch.get_num_threads()
+    with contextlib.ExitStack() as stack:
+
+        def start(*, memory=None, generation_memory=None, chunk=32, plugins=(), lease=20_000, **transceiver) -> Pair:
+            registry = isolated_registry(ScriptedBackend(), *plugins)
+            times = {"kv_transfer_timeout_ms": 20_000, "kv_transfer_admission_timeout_ms": lease}
+            memory = {"dtype": "float32", "max_tokens": 2048, "tokens_per_block": 16, **(memory or {})}
+            chosen = {"backend": "SCRIPTED", "transceiver_runtime": "PYTHON", **times, **transceiver}
+            config = {"cache_transceiver_config": chosen, "kv_cache_config": memory, "device": "cpu"}
+            other = {**config, "kv_cache_config": {**memory, **(generation_memory or {})}}
+            pair = Pair(
+                stack.enter_context(local_worker(Role.CONTEXT, small_model, config, registry, chunk)),
+                stack.enter_context(local_worker(Role.GENERATION, small_model, other, registry, chunk)),
+                block_tokens=16,
+                token_bytes=2 * 2 * 16 * 4,  # layers, key and value, head dimension, float32
+            )
+            stack.callback(pair.generation.require_settled)
+            stack.callback(pair.context.require_settled)
+            return pair
+
+        yield start
+    torch.set_num_threads(threads)

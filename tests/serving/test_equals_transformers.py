@@ -51,11 +51,10 @@ def test_five_prompts_equal_transformers_token_for_token(pair, loaded):
         answer = pair.ask(prompt=prompt, max_tokens=NEW_TOKENS)
         assert answer["choices"][0]["token_ids"] == generate(loaded, prompt)
         assert answer["kvferry"]["handoff"]["cached_tokens"] == 0
-        assert answer["kvferry"]["handoff"]["bytes"] == -(-len(prompt) // pair.block_tokens) * pair.block_bytes
+        assert answer["kvferry"]["handoff"]["bytes"] == len(prompt) * pair.token_bytes
 
     answer = pair.ask(prompt=branch, max_tokens=NEW_TOKENS)
     shared = 1990 // pair.block_tokens * pair.block_tokens
-    lacking = -(-len(branch) // pair.block_tokens) - shared // pair.block_tokens
     assert answer["kvferry"]["handoff"]["cached_tokens"] == shared
-    assert answer["kvferry"]["handoff"]["bytes"] == lacking * pair.block_bytes
+    assert answer["kvferry"]["handoff"]["bytes"] == (len(branch) - shared) * pair.token_bytes
     assert answer["choices"][0]["token_ids"] == generate(loaded, branch, cache_of(loaded, long, shared))

@@ -27,7 +27,7 @@ def test_a_pair_answers_what_one_worker_alone_answers(pair):
     assert choice(answer)["text"] == choice(alone)["text"]
     assert choice(answer)["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 12
-    assert answer["kvferry"]["handoff"]["bytes"] == pair.block_bytes
+    assert answer["kvferry"]["handoff"]["bytes"] == answer["usage"]["prompt_tokens"] * pair.token_bytes
     assert answer["kvferry"]["handoff"]["blocks"] == 1
 
 
@@ -50,18 +50,17 @@ def test_a_context_answer_holds_the_first_token_and_what_to_pass_on(pair):
 def test_only_the_blocks_that_generation_lacks_travel(pair):
     first = pair.ask(prompt=f"{STORY} In the end", max_tokens=2)
     second = pair.ask(prompt=f"{STORY} Then came", max_tokens=2)
-    prompt_blocks = -(-second["usage"]["prompt_tokens"] // pair.block_tokens)
     cached = second["kvferry"]["handoff"]["cached_tokens"]
     assert first["kvferry"]["handoff"]["cached_tokens"] == 0
     assert cached >= pair.block_tokens * 4
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
-    assert second["kvferry"]["handoff"]["bytes"] == (prompt_blocks - cached // pair.block_tokens) * pair.block_bytes
+    assert second["kvferry"]["handoff"]["bytes"] == (second["usage"]["prompt_tokens"] - cached) * pair.token_bytes
 
 
 def test_a_prompt_that_is_there_already_moves_no_byte_and_still_frees_the_context_worker(pair):
     tokens = list(range(1000, 1000 + 2 * pair.block_tokens))
     first, second = (pair.ask(prompt=tokens, max_tokens=3, ignore_eos=True) for _ in range(2))
-    assert first["kvferry"]["handoff"]["bytes"] == 2 * pair.block_bytes
+    assert first["kvferry"]["handoff"]["bytes"] == len(tokens) * pair.token_bytes
     assert second["kvferry"]["handoff"]["bytes"] == 0
     assert choice(first)["token_ids"] == choice(second)["token_ids"]
     pair.context.require_settled(seconds=2)
@@ -118,7 +117,7 @@ def test_a_stream_says_the_same_as_a_whole_answer(pair):
     assert [token for piece in pieces for token in choice(piece)["token_ids"]] == whole["token_ids"]
     assert [choice(piece)["finish_reason"] for piece in pieces[:-1]] == [None] * 10
     assert choice(pieces[-1])["finish_reason"] == "length"
-    assert pieces[-1]["kvferry"]["handoff"]["bytes"] == pair.block_bytes
+    assert pieces[-1]["kvferry"]["handoff"]["bytes"] == usage["usage"]["prompt_tokens"] * pair.token_bytes
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 10)
 
 
