@@ -52,7 +52,9 @@ def test_a_dead_loop_is_an_error_and_nothing_else_is_said_of_it(status, part):
 
 def test_a_worker_that_is_not_ready_is_an_error_and_one_that_drains_is_not(status):
     status["ready"] = False
-    assert found(status) == [(ERROR, "is not ready")]
+    status["not_ready"] = "the other worker has ended"
+    (finding,) = worker_findings(status, ADDRESS)
+    assert (finding.severity, finding.what, finding.cause) == (ERROR, "is not ready", status["not_ready"])
 
     status["draining"] = True
     assert found(status) == [(INFO, "is draining: it takes no new request")]

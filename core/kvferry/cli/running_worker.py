@@ -87,7 +87,7 @@ def plan_of(status: Mapping[str, Any]) -> "Plan":
 
 def print_state(status: Mapping[str, Any]) -> None:
     """Print what goes on in a worker: a line a fact, then the transceiver's own words."""
-    state = "draining" if status["draining"] else "ready" if status["ready"] else "not ready"
+    state = "ready" if status["ready"] else f"not ready: {status['not_ready']}"
     click.echo(f"\nworker       {status['role']}, {state}")
     click.echo(f"plugins      {', '.join(f'{name} ({origin})' for name, origin in status['plugins'].items())}")
     click.echo(f"jobs         {_pairs(status['engine'])}")

@@ -76,7 +76,7 @@ def _alive(status: Mapping[str, Any], transceiver: Mapping[str, Any], address: s
     if status["draining"]:
         yield _finding(Severity.INFO, address, "is draining: it takes no new request")
     elif not status["ready"] and not dead:
-        yield _finding(Severity.ERROR, address, "is not ready", fix=restart)
+        yield _finding(Severity.ERROR, address, "is not ready", cause=status.get("not_ready") or "", fix=restart)
     elif not dead:
         plan = status["plan"]["transceiver"]
         what = f"is a {status['role']} worker, ready: {plan['runtime']} on {plan['backend']}"

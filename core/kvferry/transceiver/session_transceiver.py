@@ -95,7 +95,8 @@ class SessionTransceiver(KvCacheTransceiver):
 
     @property
     def unusable(self) -> str | None:
-        return self._shared.agent.unusable
+        lost = self._loop.ranks.lost
+        return str(lost) if lost is not None else self._shared.agent.unusable
 
     def has_inflight_transfer(self, request: TransferRequest) -> bool:
         return any(request.request_id in outcomes.pending for outcomes in self._shared.outcomes.values())
