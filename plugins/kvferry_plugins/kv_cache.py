@@ -115,7 +115,7 @@ class KVCacheManager(ABC):
         Raises:
             CacheFullError: the tiers below have no room; the request stays as it was.
             KeyError: no such request.
-            ValueError: suspended already, or a hold (a transfer) has a block of it.
+            ValueError: suspended already, or a hold (a transfer) has a block of it that is not committed.
             NotImplementedError: this manager has no tiers.
         """
         raise NotImplementedError(f"KV-cache manager {self.kind} has no tiers; set use_kv_cache_manager_v2: true")

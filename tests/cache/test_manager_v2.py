@@ -2,6 +2,8 @@
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -422,14 +424,14 @@ def test_what_is_held_is_not_suspended(make_tiered):
 def test_without_room_below_nothing_is_suspended(make_windowed, make_tiered):
     without = make_windowed()
     without.allocate(1, 8)
-    with pytest.raises(CacheFullError, match=r"the tiers below are not there .* raise kv_cache_config.host_cache_size"):
+    with pytest.raises(CacheFullError, match=r"the tiers below do not exist; raise kv_cache_config.host_cache_size"):
         without.suspend(1)
     manager = make_tiered(host=1300)
     tokens = list(range(12))
     manager.allocate(1, 12, tokens)
     compute(manager, 1, tokens, 0)
     before = manager.block_table(1)
-    with pytest.raises(CacheFullError, match="have no room"):
+    with pytest.raises(CacheFullError, match="have room for 2 of them only"):
         manager.suspend(1)
     assert all((a == b).all() for a, b in zip(before, manager.block_table(1), strict=True))
     assert sum(tier.blocks for group in (FULL, WINDOW) for tier in manager.statistics(group).tiers) == 0
@@ -477,17 +479,21 @@ def test_a_prefix_comes_back_although_a_tier_has_room_for_little_else(make_tiere
     assert manager.statistics(FULL).reused_tokens > 0
 
 
-class Damage:
-    """Tiers whose next reads find a damaged block."""
+class ScriptedTiers:
+    """Tiers whose reads wait for a gate, and find a damaged block after so many."""
 
     def __init__(self, tiers) -> None:
         self._tiers = tiers
-        self.reads_until_damage = 0
+        self.reads_until_damage = 1000
+        self.reading, self.may_read = threading.Event(), threading.Event()
+        self.may_read.set()
 
     def __getattr__(self, name):
         return getattr(self._tiers, name)
 
     def load(self, block, out):
+        self.reading.set()
+        assert self.may_read.wait(60)
         self.reads_until_damage -= 1
         if self.reads_until_damage < 0:
             raise CorruptBlockError("checksum differs")
@@ -495,13 +501,13 @@ class Damage:
 
 
 @pytest.fixture
-def damage(monkeypatch):
+def scripted(monkeypatch):
     from kvferry.cache import manager_v2
 
-    made: list[Damage] = []
+    made: list[ScriptedTiers] = []
 
     def make(options, block_bytes):
-        made.append(Damage(real(options, block_bytes)))
+        made.append(ScriptedTiers(real(options, block_bytes)))
         return made[-1]
 
     real = manager_v2.make_tiers
@@ -509,7 +515,76 @@ def damage(monkeypatch):
     return made
 
 
-def test_a_damaged_block_is_forgotten_and_the_prefix_gets_shorter(damage, make_tiered, counts):
+@pytest.fixture
+def in_background():
+    """Run a call in a thread; calling what it returns waits for the result, and raises what was raised."""
+    with ThreadPoolExecutor(4) as pool:
+        yield lambda call, *arguments: partial(pool.submit(call, *arguments).result, 60)
+
+
+def test_while_blocks_come_back_others_go_on_and_only_who_asks_for_that_request_waits(
+    scripted, make_tiered, in_background, counts
+):
+    manager = make_tiered(tokens=32)
+    tokens = list(range(14))
+    manager.allocate(1, 14, tokens)
+    compute(manager, 1, tokens, 0)
+    manager.suspend(1)
+    manager.allocate(2, 4)
+    scripted[0].may_read.clear()
+    resumed = in_background(manager.resume, 1)
+    assert scripted[0].reading.wait(60)
+    blocks = manager.block_table(2)
+    manager.hold(blocks)
+    manager.release(blocks)
+    manager.free(2)
+    manager.allocate(3, 4)
+    table_of_1 = in_background(manager.block_table, 1)
+    with pytest.raises(TimeoutError):
+        table_of_1.func(0.05)
+    scripted[0].may_read.set()
+    resumed()
+    assert (table_of_1()[FULL] == manager.block_table(1)[FULL]).all()
+    verify(manager, 1, tokens, 14)
+
+
+def test_two_requests_bring_one_prefix_back_at_the_same_time(scripted, make_tiered, in_background, counts):
+    manager = make_tiered(tokens=32)
+    prompt = list(range(12))
+    manager.allocate(1, 12, prompt)
+    compute(manager, 1, prompt, 0)
+    manager.free(1)
+    manager.allocate(2, 32)
+    manager.free(2)
+    scripted[0].may_read.clear()
+    both = [in_background(manager.allocate, request, 12, prompt) for request in (3, 4)]
+    assert scripted[0].reading.wait(60)
+    scripted[0].may_read.set()
+    assert [allocated() for allocated in both] == [12, 12]
+    for request in (3, 4):
+        verify(manager, request, prompt, 12)
+        manager.free(request)
+    assert counts(manager, FULL)[2] == 0
+    assert all(tier.blocks == 0 for tier in manager.statistics(FULL).tiers)
+
+
+def test_shutdown_waits_for_what_is_being_copied(scripted, make_tiered, in_background):
+    manager = make_tiered()
+    manager.allocate(1, 8)
+    manager.suspend(1)
+    scripted[0].may_read.clear()
+    resumed = in_background(manager.resume, 1)
+    assert scripted[0].reading.wait(60)
+    shut_down = in_background(manager.shutdown)
+    with pytest.raises(TimeoutError):
+        shut_down.func(0.05)
+    scripted[0].may_read.set()
+    resumed()
+    shut_down()
+    manager.free(1)
+
+
+def test_a_damaged_block_is_forgotten_and_the_prefix_gets_shorter(scripted, make_tiered, counts):
     manager = make_tiered()
     prompt = list(range(16))
     manager.allocate(1, 16, prompt)
@@ -518,10 +593,10 @@ def test_a_damaged_block_is_forgotten_and_the_prefix_gets_shorter(damage, make_t
     manager.allocate(2, 16)
     manager.extend(2, 16)
     manager.free(2)
-    damage[0].reads_until_damage = 2
+    scripted[0].reads_until_damage = 2
     cached = manager.allocate(3, 16, prompt)
     assert cached == 0
-    damage[0].reads_until_damage = 1000
+    scripted[0].reads_until_damage = 1000
     compute(manager, 3, prompt, cached)
     verify(manager, 3, prompt, 16)
     manager.free(3)
@@ -530,11 +605,11 @@ def test_a_damaged_block_is_forgotten_and_the_prefix_gets_shorter(damage, make_t
     verify(manager, 4, prompt, 16)
 
 
-def test_a_suspended_request_whose_block_is_damaged_is_lost_and_leaves_nothing(damage, make_tiered, counts):
+def test_a_suspended_request_whose_block_is_damaged_is_lost_and_leaves_nothing(scripted, make_tiered, counts):
     manager = make_tiered()
     manager.allocate(1, 16)
     manager.suspend(1)
-    damage[0].reads_until_damage = 2
+    scripted[0].reads_until_damage = 2
     with pytest.raises(CorruptBlockError):
         manager.resume(1)
     assert counts(manager, FULL) == (4, 0, 0)

@@ -159,6 +159,18 @@ def test_a_pinned_block_is_never_dropped_for_another(make):
     assert (loaded(tiers, pinned[1]) == data(1)).all()
 
 
+def test_a_block_can_be_pinned_for_a_while(make):
+    tiers = make(2)
+    first, second = (tiers.store(data(number)) for number in range(2))
+    tiers.set_pinned(first, True)
+    third = tiers.store(data(2))
+    assert (first.dropped, second.dropped) == (False, True)
+    tiers.set_pinned(first, False)
+    tiers.set_pinned(second, True)
+    assert all(tiers.store(data(number), pinned=True) is not None for number in (3, 4))
+    assert (first.dropped, third.dropped) == (True, True)
+
+
 def test_a_block_that_cannot_be_kept_costs_no_other_block(make):
     tiers = make(3)
     pinned = [tiers.store(data(number), pinned=True) for number in range(2)]

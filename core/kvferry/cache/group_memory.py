@@ -1,6 +1,8 @@
 """The memory of one layer group: views for the model, and single blocks as bytes for the tiers below."""
 
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +15,11 @@ if TYPE_CHECKING:
     import torch
 
 Bytes = NDArray[np.uint8]
+_T = TypeVar("_T")
 
 
 class GroupMemory:
-    """One dense pool.
+    """One dense pool. Blocks of which each is somebody's may be read and written in several threads.
 
     Args:
         shape: the group and its blocks.
@@ -35,11 +38,6 @@ class GroupMemory:
         self._copier = _Copier(self._blocks) if self._memory.is_cuda else None
         self.pool = Pool(self._memory.data_ptr(), shape.block_stride, num_blocks, shape.views, device)
 
-    @property
-    def block_stride(self) -> int:
-        """Bytes of one block."""
-        return self._shape.block_stride
-
     def role_views(self, layer: int) -> "dict[str, torch.Tensor]":
         """A layer's roles, each ``[num_blocks, heads, tokens, width]``, views of the pool."""
         return {view.role: self._view(view) for view in self.pool.views if view.layer == layer}
@@ -52,19 +50,18 @@ class GroupMemory:
         if self._memory.is_cuda:
             torch.cuda.current_stream(self._memory.device).synchronize()
 
-    def read(self, block: int) -> Bytes:
-        """A block's bytes, uint8[block_stride]; valid until the next call."""
+    def read(self, block: int, use: Callable[[Bytes], _T]) -> _T:
+        """Call ``use`` with a block's bytes, uint8[block_stride], which are valid until it returns; its result."""
         if self._copier is not None:
-            return self._copier.read(block)
-        data: Bytes = self._blocks[block].numpy()
-        return data
+            return self._copier.read(block, use)
+        return use(self._blocks[block].numpy())
 
-    def write(self, block: int, data: Bytes) -> None:
-        """Overwrite a block; its bytes are there when it returns."""
+    def write(self, block: int, fill: Callable[[Bytes], None]) -> None:
+        """Have ``fill`` put a block's bytes into uint8[block_stride]; they are in the block when it returns."""
         if self._copier is not None:
-            self._copier.write(block, data)
+            self._copier.write(block, fill)
         else:
-            self._blocks[block].numpy()[:] = data
+            fill(self._blocks[block].numpy())
 
     def _view(self, view: RoleView) -> "torch.Tensor":
         typed = self._memory.view(torch_dtype(self._shape.dtypes[view.role]))
@@ -75,7 +72,7 @@ class GroupMemory:
 
 
 class _Copier:
-    """Single blocks between a GPU and pinned memory, on a stream of its own: the model's kernels are not waited for."""
+    """Single blocks between a GPU and pinned memory, on a stream of its own: no kernel of the model is waited for."""
 
     def __init__(self, blocks: "torch.Tensor") -> None:
         import torch
@@ -83,15 +80,17 @@ class _Copier:
         self._blocks = blocks
         self._staging = torch.empty(blocks.shape[1], dtype=torch.uint8, pin_memory=True)
         self._stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
 
-    def read(self, block: int) -> Bytes:
-        self._copy(self._staging, self._blocks[block])
-        data: Bytes = self._staging.numpy()
-        return data
+    def read(self, block: int, use: Callable[[Bytes], _T]) -> _T:
+        with self._lock:
+            self._copy(self._staging, self._blocks[block])
+            return use(self._staging.numpy())
 
-    def write(self, block: int, data: Bytes) -> None:
-        self._staging.numpy()[:] = data
-        self._copy(self._blocks[block], self._staging)
+    def write(self, block: int, fill: Callable[[Bytes], None]) -> None:
+        with self._lock:
+            fill(self._staging.numpy())
+            self._copy(self._blocks[block], self._staging)
 
     def _copy(self, to: "torch.Tensor", source: "torch.Tensor") -> None:
         import torch

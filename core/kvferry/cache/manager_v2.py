@@ -1,8 +1,9 @@
 """``KVCacheManagerV2``: a pool a layer group, windows that give blocks back, and tiers below the device."""
 
+import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,10 +12,9 @@ import numpy as np
 from kvferry.cache import suspension
 from kvferry.cache.budget import share_out
 from kvferry.cache.group_memory import GroupMemory
-from kvferry.cache.grouped_blocks import GroupedBlocks, Tables
+from kvferry.cache.grouped_blocks import GroupedBlocks, Reservation, Tables
 from kvferry.cache.layer_groups import group_shapes
 from kvferry.cache.memory import require_device
-from kvferry.cache.prefix_match import PrefixMatch
 from kvferry.cache.prefix_tree import NOT_HERE
 from kvferry.cache.request_blocks import RequestBlocks
 from kvferry.cache.tiers import make_tiers
@@ -64,7 +64,9 @@ class KVCacheManagerV2(KVCacheManager):
             tiers=make_tiers(spec.options, self.shares.block_bytes),
         )
         self._requests: dict[int, RequestBlocks] = {}
-        self._lock = threading.Lock()
+        self._moving: set[int] = set()
+        """Requests whose blocks are copied from or to the tiers, without the lock."""
+        self._settled = threading.Condition()
         _log.info("KVCacheManagerV2 on %s: %s", spec.device, self.shares)
 
     @property
@@ -83,17 +85,25 @@ class KVCacheManagerV2(KVCacheManager):
         if num_tokens < 1:
             raise ValueError(f"num_tokens must be at least 1, not {num_tokens}")
         limit = num_tokens if max_cached_tokens is None else min(max_cached_tokens, num_tokens)
-        with self._lock:
+        history_tokens = min(history_tokens, num_tokens)
+        with self._settled:
+            self._wait_for(request_id)
             if request_id in self._requests:
                 raise ValueError(f"request {request_id} has blocks already; free it first")
-            self._require_open()
-            match, tables = self._place(num_tokens, token_ids, limit, min(history_tokens, num_tokens))
-            self._requests[request_id] = RequestBlocks(tables, max(match.tokens, min(history_tokens, num_tokens)))
-        return match.tokens
+            self._moving.add(request_id)
+        with self._move(request_id):
+            while True:
+                reservation = self._reserve(num_tokens, token_ids, limit, history_tokens)
+                if self._load(reservation):
+                    break
+            computed = max(reservation.cached_tokens, history_tokens)
+            with self._settled:
+                self._requests[request_id] = RequestBlocks(reservation.tables, computed)
+        return reservation.cached_tokens
 
     def extend(self, request_id: int, num_tokens: int) -> None:
         groups = self._layout.groups
-        with self._lock:
+        with self._settled:
             request = self._active(request_id)
             grown = RequestBlocks(request.tables, request.computed_tokens)
             grown.grow(groups, num_tokens)
@@ -102,47 +112,56 @@ class KVCacheManagerV2(KVCacheManager):
             request.tables = grown.tables
 
     def advance(self, request_id: int, computed_tokens: int) -> None:
-        with self._lock:
+        with self._settled:
             left = self._active(request_id).advance(self._layout.groups, computed_tokens)
             self._blocks.give_back(left, slid_out=True)
 
     def suspend(self, request_id: int) -> None:
-        with self._lock:
+        with self._settled:
             request = self._active(request_id)
             self._require_open()
-            suspension.suspend(self._blocks, request)
+            suspension.require_quiet(self._blocks, request.tables)
+            self._moving.add(request_id)
+        with self._move(request_id):
+            saved = suspension.save(self._blocks.offload, request.tables)
+            with self._settled:
+                suspension.leave(self._blocks, request, saved)
 
     def resume(self, request_id: int) -> None:
-        with self._lock:
+        with self._settled:
             request = self._request(request_id)
             if request.saved is None:
                 raise ValueError(f"request {request_id} is not suspended")
             self._require_open()
+            loads = suspension.reserve(self._blocks, request)
+            self._moving.add(request_id)
+        with self._move(request_id):
             try:
-                suspension.resume(self._blocks, request)
-            except CorruptBlockError:
-                del self._requests[request_id]
+                self._blocks.offload.load(loads)
+            except BaseException:
+                with self._settled:
+                    self._free(request_id, request)
                 raise
+            with self._settled:
+                suspension.drop(self._blocks.offload, request.saved)
+                request.saved = None
 
     def block_table(self, request_id: int) -> tuple[BlockIds, ...]:
-        with self._lock:
+        with self._settled:
             return tuple(table.copy() for table in self._active(request_id).tables)
 
     def commit(self, request_id: int, token_ids: Sequence[int]) -> int:
-        with self._lock:
+        with self._settled:
             tables = self._active(request_id).tables
             self._require_within(request_id, tables, len(token_ids))
             return self._blocks.commit(token_ids, tables)
 
     def free(self, request_id: int) -> None:
-        with self._lock:
-            request = self._request(request_id)
-            suspension.drop(self._blocks, request)
-            self._blocks.give_back(request.tables)
-            del self._requests[request_id]
+        with self._settled:
+            self._free(request_id, self._request(request_id))
 
     def hold(self, tables: Sequence[BlockIds]) -> None:
-        with self._lock:
+        with self._settled:
             present = self._present(tables)
             for pool, blocks in zip(self._blocks.pools, present, strict=True):
                 pool.require_in_use(blocks)
@@ -150,7 +169,7 @@ class KVCacheManagerV2(KVCacheManager):
                 pool.hold(blocks)
 
     def release(self, tables: Sequence[BlockIds]) -> None:
-        with self._lock:
+        with self._settled:
             present = self._present(tables)
             for pool, blocks in zip(self._blocks.pools, present, strict=True):
                 pool.require_held(blocks)
@@ -169,7 +188,7 @@ class KVCacheManagerV2(KVCacheManager):
     def statistics(self, group: int = 0) -> CacheStatistics:
         if not 0 <= group < len(self._layout.groups):
             raise IndexError(f"group {group} does not exist; there are groups 0 … {len(self._layout.groups) - 1}")
-        with self._lock:
+        with self._settled:
             return replace(
                 self._blocks.pools[group].statistics(),
                 block_bytes=self._layout.block_bytes(group),
@@ -178,26 +197,60 @@ class KVCacheManagerV2(KVCacheManager):
 
     def shutdown(self) -> None:
         """Let go of the memory (it lives on while somebody has a view) and of what the tiers have; idempotent."""
-        with self._lock:
+        with self._settled:
             self._memories = None
+            self._settled.wait_for(lambda: not self._moving)
             self._blocks.close()
 
-    def _place(
-        self, num_tokens: int, token_ids: Sequence[int], limit: int, history_tokens: int
-    ) -> tuple[PrefixMatch, Tables]:
-        """Find what is known and give the rest; a block that does not come back whole makes the prefix shorter."""
+    def _reserve(self, num_tokens: int, token_ids: Sequence[int], limit: int, history_tokens: int) -> Reservation:
         groups = self._layout.groups
-        lengths = [group.blocks_for(num_tokens) for group in groups]
-        while True:
+        with self._settled:
+            self._require_open()
             match = self._blocks.find(token_ids, limit, history_tokens)
             now = max(match.tokens, history_tokens)
-            stops = [group.blocks_for(num_tokens if group.window is None else now) for group in groups]
-            try:
-                return match, self._blocks.place(match, stops, lengths)
-            except CorruptBlockError as error:
-                _log.warning("a cached block is lost, and its tokens will be computed again: %s", error)
+            return self._blocks.reserve(
+                match,
+                stops=[group.blocks_for(num_tokens if group.window is None else now) for group in groups],
+                lengths=[group.blocks_for(num_tokens) for group in groups],
+            )
+
+    def _load(self, reservation: Reservation) -> bool:
+        """Bring what is known back from the tiers; False = a block was lost, and everything undone."""
+        try:
+            self._blocks.offload.load(reservation.loads)
+        except BaseException as error:
+            with self._settled:
+                self._blocks.cancel(reservation)
+                is_here = any(load.entry is not None and load.entry.is_on_device for load in reservation.loads)
+            if not isinstance(error, CorruptBlockError):
+                raise
+            if not is_here:  # else another request brought it back at the same time
+                _log.warning("a cached block is lost, so its tokens will be computed again: %s", error)
+            return False
+        with self._settled:
+            self._blocks.finish(reservation)
+        return True
+
+    @contextlib.contextmanager
+    def _move(self, request_id: int) -> Iterator[None]:
+        """While this is entered, without the lock, who asks for this request waits."""
+        try:
+            yield
+        finally:
+            with self._settled:
+                self._moving.discard(request_id)
+                self._settled.notify_all()
+
+    def _wait_for(self, request_id: int) -> None:
+        self._settled.wait_for(lambda: request_id not in self._moving)
+
+    def _free(self, request_id: int, request: RequestBlocks) -> None:
+        suspension.drop(self._blocks.offload, request.saved)
+        self._blocks.give_back(request.tables)
+        del self._requests[request_id]
 
     def _request(self, request_id: int) -> RequestBlocks:
+        self._wait_for(request_id)
         try:
             return self._requests[request_id]
         except KeyError:

@@ -11,14 +11,14 @@ from kvferry.cache.tier_blocks import StoredBlock
 from kvferry_plugins.layout import BlockIds, LayerGroup
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SavedBlock:
     """One block of a suspended request."""
 
     group: int
     ordinal: int
     stored: StoredBlock
-    entry: Entry | None
+    entry: Entry | None = None
     """Where the same KV may still be found on the device: what was committed."""
 
 

@@ -89,6 +89,13 @@ class Tier:
         self._count(block, -1)
         self._figures[block.group].dropped += lost
 
+    def set_pinned(self, block: StoredBlock, pinned: bool) -> None:
+        """Say whether a block may be dropped for others; it becomes the one used last."""
+        del (self._pinned if block.pinned else self._unpinned)[block]
+        (self._pinned if pinned else self._unpinned)[block] = None
+        self.pinned_bytes += (pinned - block.pinned) * (block.nbytes + self.overhead)
+        block.pinned = pinned
+
     def touch(self, block: StoredBlock) -> None:
         """Hear that a block was used."""
         (self._pinned if block.pinned else self._unpinned).move_to_end(block)

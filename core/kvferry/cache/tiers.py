@@ -138,6 +138,12 @@ class Tiers:
                 return
         self._read(block, out)
 
+    def set_pinned(self, block: StoredBlock, pinned: bool) -> None:
+        """Say whether a block may be dropped for others from now; harmless on one that was dropped."""
+        with self._changed:
+            if not block.dropped:
+                self._tier(block).set_pinned(block, pinned)
+
     def drop(self, block: StoredBlock) -> None:
         """Forget a block; harmless on one that was dropped."""
         with self._changed:
