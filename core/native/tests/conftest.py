@@ -42,7 +42,7 @@ class AgentProcess:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)  # this machine has stood still for longer than ten
 
     def end(self):
         """Close its input and return its exit status."""
