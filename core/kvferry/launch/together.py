@@ -202,7 +202,8 @@ class World:
         try:
             keep_to_loopback(self._launcher.pid)
         except OSError as error:
-            _log.warning("the launcher (%d) may listen beyond loopback: %s", self._launcher.pid, error)
+            if self._launcher.poll() is None:
+                _log.warning("the launcher (%d) may listen beyond loopback: %s", self._launcher.pid, error)
 
     @property
     def launcher_pid(self) -> int:
