@@ -21,7 +21,7 @@ from kvferry_backends.registered_memory import RegisteredMemory
 from kvferry_backends.slicing import slices
 from kvferry_backends.tcp_drain import Drain
 from kvferry_plugins.errors import PeerLostError, TransferError
-from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
+from kvferry_plugins.layout import Addresses, BlockIds, PoolCopy
 from kvferry_plugins.transceiver import (
     BlockTransferAgent,
     Completion,
@@ -244,8 +244,8 @@ class MooncakeAgent(BlockTransferAgent):
         self._transfers[transfer.id] = (transfer, target.poster)
         return transfer.id
 
-    def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
-        return make_block_map(src, dst, group)
+    def block_map(self, copy: PoolCopy) -> "BlockMap":
+        return make_block_map(copy)
 
     def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
         from kvferry_native import EngineError

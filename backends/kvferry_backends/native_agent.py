@@ -13,7 +13,7 @@ from kvferry_backends.agent_descriptor import AgentDescriptor, decode, encode, m
 from kvferry_backends.orphaned_bytes import orphaned_bytes
 from kvferry_backends.process_identity import ProcessWatch, own_identity
 from kvferry_plugins.errors import BackendUnavailableError, PeerLostError, TransferError
-from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
+from kvferry_plugins.layout import Addresses, BlockIds, PoolCopy
 from kvferry_plugins.transceiver import (
     BlockTransferAgent,
     Completion,
@@ -159,8 +159,8 @@ class NativeAgent(BlockTransferAgent):
             rows = [np.ascontiguousarray(column, dtype=np.int64) for column in (src, dst, nbytes)]
             return TransferId(self._engine.submit(peer, rows[0], rows[1], rows[2]))
 
-    def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
-        return make_block_map(src, dst, group)
+    def block_map(self, copy: PoolCopy) -> "BlockMap":
+        return make_block_map(copy)
 
     def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
         target = self._peer(peer)
@@ -259,25 +259,20 @@ class NativeAgent(BlockTransferAgent):
             raise kind(f"{self._name} {what}: {message}") from error
 
 
-def make_block_map(src: KvLayout, dst: KvLayout, group: int) -> "BlockMap":
-    """Prepare ``submit_blocks`` between two layouts, once a peer and group.
+def make_block_map(copy: PoolCopy) -> "BlockMap":
+    """Prepare ``submit_blocks`` between two pools, once a peer and copy.
 
     Raises:
-        TransferError: the blocks differ, or a run of bytes leaves its block.
+        TransferError: a run of bytes leaves its block.
     """
     from kvferry_native import BlockMap, EngineError
 
-    pools = []
-    for here, there in zip(src.groups[group].pools, dst.groups[group].pools, strict=True):
-        ours, theirs = src.pools[here], dst.pools[there]
-        if ours.runs != theirs.runs:
-            raise TransferError(f"the blocks of group {group} differ: {len(ours.runs)} runs here, {len(theirs.runs)}")
-        ends = (ours.base, ours.block_stride, ours.num_blocks, theirs.base, theirs.block_stride, theirs.num_blocks)
-        pools.append((*ends, ours.runs))
+    src, dst = copy.src, copy.dst
+    ends = (src.base, src.block_stride, src.num_blocks, dst.base, dst.block_stride, dst.num_blocks)
     try:
-        return BlockMap(pools)
+        return BlockMap([(*ends, [(here, there, nbytes) for here, there, nbytes in copy.runs.tolist()])])
     except EngineError as error:
-        raise TransferError(f"the blocks of group {group} cannot be mapped: {error.args[1]}") from error
+        raise TransferError(f"the blocks cannot be mapped: {error.args[1]}") from error
 
 
 def _make_engine(transport: str, path: str | None, spec: AgentSpec) -> "Engine":

@@ -192,3 +192,41 @@ def dense_pool(
     )
     stride = len(layers) * len(roles) * role_bytes
     return Pool(base=base, block_stride=stride, num_blocks=num_blocks, views=views, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class PoolCopy:
+    """Which bytes of a block of one pool go where in a block of another, the same for every pair of blocks.
+
+    Compared by identity: what a writer prepares from one, it may keep for as long as the peer is there.
+    """
+
+    src: Pool
+    dst: Pool
+    runs: Addresses
+    """int64[n, 3] of (offset in the source's block, in the destination's, bytes), ascending by source."""
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes that one pair of blocks moves."""
+        return int(self.runs[:, 2].sum())
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether whole blocks move, without a gap to the next one at either end."""
+        stride = self.src.block_stride
+        return self.dst.block_stride == stride and self.runs.tolist() == [[0, 0, stride]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCopy:
+    """Pairs of blocks, each of which gets every run of ``pools``."""
+
+    pools: PoolCopy
+    src: BlockIds
+    dst: BlockIds
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pairs."""
+        return len(self.src) * self.pools.block_bytes

@@ -132,7 +132,9 @@ class BlockTransferAgent(TransferAgent):
 
     @abstractmethod
     def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
-        """Write the map's runs of our block ``src[i]`` to the peer's ``dst[i]``. Never blocks; raising = nothing posted.
+        """Write what the map says of our block ``src[i]`` to the peer's ``dst[i]``; raising = nothing was posted.
+
+        Never blocks.
 
         Args:
             peer: as ``connect`` gave it.

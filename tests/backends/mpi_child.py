@@ -8,7 +8,7 @@ from agent_child import AgentChild, main
 
 from kvferry_backends.mpi import create_transfer_agent
 from kvferry_plugins.errors import BackendUnavailableError
-from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
+from kvferry_plugins.layout import PoolCopy, dense_pool
 from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
 BLOCK = 4096
@@ -43,15 +43,15 @@ class MpiChild(AgentChild):
         return self.agent.submit(peer, starts + self.buffer.ctypes.data, starts + address, sizes)
 
     def write_blocks(self, peer, address, src, dst):
-        ours, theirs = (self.layout(base) for base in (self.buffer.ctypes.data, address))
+        ours, theirs = (self.pool(base) for base in (self.buffer.ctypes.data, address))
+        whole = PoolCopy(ours, theirs, np.array([[0, 0, BLOCK]]))
         ids = (np.array(each, dtype=np.int32) for each in (src, dst))
-        return self.agent.submit_blocks(peer, self.agent.block_map(ours, theirs, 0), *ids)
+        return self.agent.submit_blocks(peer, self.agent.block_map(whole), *ids)
 
-    def layout(self, base):
+    def pool(self, base):
         shape = {"kv_heads": 1, "head_dim": 64, "tokens_per_block": 8}
         blocks = len(self.buffer) // BLOCK
-        pool = dense_pool(**shape, layers=(0,), item_bytes=4, num_blocks=blocks, base=base)
-        return KvLayout("float32", (LayerGroup((0,), (0,), **shape),), (pool,))
+        return dense_pool(**shape, layers=(0,), item_bytes=4, num_blocks=blocks, base=base)
 
     def sum_of_block(self, number):
         return int(self.buffer[number * BLOCK : (number + 1) * BLOCK].astype(np.int64).sum())

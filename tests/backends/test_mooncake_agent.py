@@ -14,7 +14,7 @@ from faults.listening import listeners
 from kvferry_backends.agent_descriptor import decode, encode
 from kvferry_backends.mooncake_agent import MooncakeAgent
 from kvferry_plugins.errors import BackendUnavailableError, TransferError
-from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
+from kvferry_plugins.layout import PoolCopy, dense_pool
 from kvferry_plugins.transceiver import Region
 from kvferry_plugins.types import LOOPBACK_ONLY, AgentSpec
 
@@ -134,7 +134,7 @@ def test_block_lists_are_planned_and_blocks_that_the_peer_does_not_want_stay(joi
     source, target = (np.zeros((16, 4096), dtype=np.uint8) for _ in range(2))
     source[:] = np.arange(1, 17)[:, None]
     writer, peer = join(source, target)
-    block_map = writer.block_map(_layout(source), _layout(target), 0)
+    block_map = writer.block_map(PoolCopy(_pool(source), _pool(target), np.array([[0, 0, 4096]])))
     transfer = writer.submit_blocks(
         peer, block_map, np.array([3, 4, 9, 0], dtype=np.int32), np.array([7, 8, -1, 2], dtype=np.int32)
     )
@@ -329,8 +329,8 @@ def _whole(source, target):
     return tuple(np.array([value], dtype=np.int64) for value in (source.ctypes.data, target.ctypes.data, source.nbytes))
 
 
-def _layout(blocks):
-    pool = dense_pool(
+def _pool(blocks):
+    return dense_pool(
         layers=(0,),
         kv_heads=1,
         head_dim=64,
@@ -339,8 +339,6 @@ def _layout(blocks):
         num_blocks=len(blocks),
         base=blocks.ctypes.data,
     )
-    group = LayerGroup(layers=(0,), pools=(0,), tokens_per_block=8, kv_heads=1, head_dim=64)
-    return KvLayout(dtype="float32", groups=(group,), pools=(pool,))
 
 
 def _wait(agent, transfer):

@@ -10,8 +10,8 @@ from kvferry_plugins.transceiver import BlockTransferAgent, TransferAgent
 class BlockListAgent(ScriptedAgent, BlockTransferAgent):
     """Answers each call with its name and arguments."""
 
-    def block_map(self, src, dst, group):
-        return ("block_map", src, dst, group)
+    def block_map(self, copy):
+        return ("block_map", copy)
 
     def submit_blocks(self, peer, block_map, src, dst):
         return ("submit_blocks", peer, block_map, src, dst)
@@ -43,7 +43,7 @@ def test_an_agent_is_wrapped_by_one_of_its_own_kind():
 def test_block_lists_are_handed_on_and_timed():
     agent = BlockListAgent()
     wrapped = timed(agent)
-    assert wrapped.block_map("src", "dst", 1) == ("block_map", "src", "dst", 1)
+    assert wrapped.block_map("copy") == ("block_map", "copy")
     assert wrapped.submit_blocks(7, "map", [1], [2]) == ("submit_blocks", 7, "map", [1], [2])
     assert wrapped.cancel(3, "enough") == ("cancel", 3, "enough")
     assert wrapped.progress_bytes(3) == ("progress_bytes", 3)

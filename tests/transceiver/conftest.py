@@ -21,6 +21,9 @@ from kvferry_plugins.types import DisaggregatedParams, ManagerSpec, TransferRequ
 PROMPT = tuple(range(100, 130))
 """Eight blocks of four tokens, the last one half full."""
 
+TOKEN_BYTES = 256
+"""Of the small geometry."""
+
 
 def wait_until(condition: Callable[[], Any], seconds: float = 3.0) -> None:
     deadline = time.monotonic() + seconds
@@ -185,7 +188,7 @@ class RawPeer:
             prompt_tokens=len(PROMPT),
             start_tokens=0,
             blocks=[ids.tobytes()],
-            nbytes=len(ids) * self.manager.layout.block_bytes(0),
+            nbytes=len(PROMPT) * TOKEN_BYTES,
         )
         return replace_message(table, **changes)
 
@@ -237,6 +240,8 @@ def kit() -> Any:
 
     return types.SimpleNamespace(
         PROMPT=PROMPT,
+        PROMPT_BYTES=len(PROMPT) * TOKEN_BYTES,
+        TOKEN_BYTES=TOKEN_BYTES,
         wait_until=wait_until,
         set_clocks=set_clocks,
         counters=counters,

@@ -29,14 +29,16 @@ class ShuffledManager(KVCacheManagerV1):
 
 
 class TwoPoolManager(KVCacheManagerV1):
-    """Each block in two pools, with room between keys and values and behind the block, as a host engine may have it."""
+    """A pool a layer, with room between keys and values and behind the block, as a host engine may have it."""
 
     def __init__(self, spec: ManagerSpec) -> None:
         super().__init__(spec)
         blocks = super().layout.pools[0].num_blocks
         self.memory = [np.zeros((blocks, 768), dtype=np.uint8) for _ in range(2)]
-        views = (_view("key", 0), _view("value", 320))
-        pools = tuple(Pool(memory.ctypes.data, 768, blocks, views) for memory in self.memory)
+        pools = tuple(
+            Pool(memory.ctypes.data, 768, blocks, (_view(layer, "key", 0), _view(layer, "value", 320)))
+            for layer, memory in enumerate(self.memory)
+        )
         self._two = KvLayout("float32", (LayerGroup((0, 1), (0, 1), TOKENS_PER_BLOCK, 2, 8),), pools)
 
     @property
@@ -44,8 +46,9 @@ class TwoPoolManager(KVCacheManagerV1):
         return self._two
 
 
-def _view(role: str, offset: int) -> RoleView:
-    return RoleView(0, role, offset, heads=2, head_stride=128, tokens=TOKENS_PER_BLOCK, token_stride=32, row_bytes=32)
+def _view(layer: int, role: str, offset: int) -> RoleView:
+    tokens = TOKENS_PER_BLOCK
+    return RoleView(layer, role, offset, heads=2, head_stride=128, tokens=tokens, token_stride=32, row_bytes=32)
 
 
 def specify(role: Role, manager: KVCacheManagerV1, make_agent: Any, config: Mapping[str, Any]) -> TransceiverSpec:

@@ -35,7 +35,8 @@ def serve(pair, peer, address, table):
     [
         ({"blocks": ids(0, 1, 2, 3, 4, 5, 6, 64)}, "blocks"),
         ({"blocks": ids(0, 1, 2, 3, 4, 5, 6, 2**31 - 1)}, "blocks"),
-        ({"blocks": ids(0, 1, 2, 3, 4, 5, 6, -1)}, "blocks"),
+        ({"blocks": ids(0, 1, 2, 3, 4, 5, 6, -2)}, "blocks"),
+        ({"blocks": ids(0, 1, 2, 3, 4, 5, 6, -1)}, "nbytes"),
         ({"blocks": ids(0, 1, 2, 3, 4, 5, 6, -(2**31))}, "blocks"),
         ({"blocks": ids(0, 1, 2, 3, 4, 5, 6, 6)}, "blocks"),
         ({"blocks": ids(0, 1, 2, 3, 4, 5, 6)}, "blocks"),
@@ -43,7 +44,7 @@ def serve(pair, peer, address, table):
         ({"blocks": [b"\x00" * 31]}, "blocks"),
         ({"blocks": []}, "blocks"),
         ({"blocks": ids(*range(8)) * 2}, "blocks"),
-        ({"nbytes": 8 * 1024 - 1}, "nbytes"),
+        ({"nbytes": 30 * 256 - 1}, "nbytes"),
         ({"nbytes": 0}, "nbytes"),
         ({"start_tokens": 1}, "start_tokens"),
         ({"start_tokens": 4}, "blocks"),

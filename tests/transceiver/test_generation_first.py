@@ -137,7 +137,7 @@ def test_a_chunk_of_no_new_block_changes_nothing(run_pair, fetch, kit):
         pair.context.transceiver.respond_and_send_async(request, computed, last=False)
     pair.context.transceiver.respond_and_send_async(request)
     assert pair.generation.transceiver.check_gen_transfer_status(1).completed == (11,)
-    assert pair.context.transceiver.check_context_transfer_status(1).events[0].nbytes == 8 * 1024
+    assert pair.context.transceiver.check_context_transfer_status(1).events[0].nbytes == kit.PROMPT_BYTES
 
 
 @pytest.mark.parametrize(("computed", "last"), [(10, True), (30, False), (None, False)])
@@ -172,6 +172,6 @@ def test_the_transfer_clock_starts_with_posting(early, kit):
     assert peer.hears_nothing(0.1)
     pair.context.transceiver.respond_and_send_async(request, 8, last=False)
     _, posting = peer.expect(Posting)
-    assert posting.nbytes == 8 * 1024
+    assert posting.nbytes == kit.PROMPT_BYTES
     pair.context.transceiver.cancel_request(request)
     peer.expect(Cancelled)

@@ -50,11 +50,15 @@ def refused(pair, kit):
 @pytest.mark.parametrize(
     ("field", "options", "values"),
     [
-        ("tokens_per_block", {"tokens_per_block": 8}, ([8], [4])),
+        ("tokens_per_block", {"tokens_per_block": 6}, (6, 4)),
         ("dtype", {"geometry": replace(SMALL_GEOMETRY, dtype="bfloat16")}, ("bfloat16", "float32")),
-        ("kv_heads", {"geometry": replace(SMALL_GEOMETRY, kv_heads=4)}, ([4], [2])),
-        ("head_dim", {"geometry": replace(SMALL_GEOMETRY, head_dim=16)}, ([16], [8])),
-        ("layers", {"geometry": replace(SMALL_GEOMETRY, num_layers=1, windows=(None,))}, ([[0]], [[0, 1]])),
+        ("kv_heads", {"geometry": replace(SMALL_GEOMETRY, kv_heads=4)}, (4, 2)),
+        (
+            "roles",
+            {"geometry": replace(SMALL_GEOMETRY, head_dim=16)},
+            ("key 64, value 64", "key 32, value 32"),
+        ),
+        ("layers", {"geometry": replace(SMALL_GEOMETRY, num_layers=1, windows=(None,))}, ([[0, 0]], [[0, 1]])),
         ("model.weights", {"model": {**SMALL_MODEL, "weights": "w1"}}, ("w1", "w0")),
         ("model.config", {"model": {**SMALL_MODEL, "config": "c1"}}, ("c1", "c0")),
         ("backend", {"backend": "OTHER"}, ("OTHER", "SCRIPTED")),
@@ -73,7 +77,7 @@ def test_a_worker_that_differs_is_refused_before_memory_is_shown(unlike, kit, fi
 
 
 def test_a_refusal_lists_every_fatal_field(unlike, kit):
-    error = refused(unlike(tokens_per_block=8, model={**SMALL_MODEL, "weights": "w1", "config": "c1"}), kit)
+    error = refused(unlike(tokens_per_block=6, model={**SMALL_MODEL, "weights": "w1", "config": "c1"}), kit)
     assert {"tokens_per_block", "model.weights", "model.config"} <= set(error.fields)
 
 
@@ -93,7 +97,7 @@ def test_other_library_versions_are_a_warning(run_pair, raw_peer):
     assert "libraries" in link["warnings"][0]
 
 
-@pytest.mark.parametrize(("theirs", "refuses"), [((2, 3), True), ((0, 0), True), ((0, 1), False), ((1, 9), False)])
+@pytest.mark.parametrize(("theirs", "refuses"), [((3, 4), True), ((1, 1), True), ((1, 2), False), ((2, 9), False)])
 def test_protocol_versions_are_ranges_that_must_overlap(run_pair, raw_peer, theirs, refuses):
     pair = run_pair()
     peer = raw_peer(pair.context)
@@ -102,7 +106,7 @@ def test_protocol_versions_are_ranges_that_must_overlap(run_pair, raw_peer, thei
     _, answer = peer.expect(Refuse if refuses else Hello)
     if refuses:
         assert answer.field == "protocol"
-        assert answer.fields == {"protocol": (list(theirs), [1, 1])}
+        assert answer.fields == {"protocol": (list(theirs), [2, 2])}
 
 
 def test_memory_before_fingerprints_is_refused(run_pair, raw_peer):

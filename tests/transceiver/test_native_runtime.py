@@ -247,26 +247,21 @@ def test_the_setting_reaches_the_engine_as_bytes():
 
 
 @pytest.mark.parametrize("generation_manager", [TwoPoolManager, KVCacheManagerV1])
-def test_a_layout_of_several_pools_with_gaps_arrives_by_value_or_is_refused(run_native, fetch, generation_manager):
+def test_a_layout_of_several_pools_with_gaps_arrives_by_value_in_any_other(run_native, fetch, generation_manager):
     pair = run_native(manager=TwoPoolManager, generation_manager=generation_manager, kv_transfer_checksum=True)
     for number, memory in enumerate(pair.context.manager.memory):
         memory[:] = number + 1
     fetch(pair, prompt=LONG)
-    generation = pair.generation.transceiver.check_gen_transfer_status(1).events[0]
+    assert [event.outcome for event in ended(pair)] == ["completed", "completed"]
+    assert equal(pair)
     if generation_manager is TwoPoolManager:
-        assert generation.outcome == "completed"
-        assert equal(pair)
         gaps = pair.generation.manager.memory[0][:, 256:320]
         assert not gaps.any(), "bytes between the runs are not ours to write"
-        assert pair.context.transceiver.check_context_transfer_status(1).completed == (1,)
-    else:
-        assert "block_image" in str(generation.error)
-        pair.context.transceiver.cancel_request(TransferRequest(1, LONG))
 
 
 def test_a_checksum_agrees_with_what_arrived(run_native, fetch):
     pair = run_native(kv_transfer_checksum=True)
-    fetch(pair)
+    fetch(pair, prompt=LONG)
     assert [event.outcome for event in ended(pair)] == ["completed", "completed"]
     assert equal(pair)
 
@@ -341,7 +336,7 @@ def test_of_many_requests_each_ends_once_and_what_completed_is_right(run_native,
     assert set(outcomes) == {"completed", "failed", "cancelled"}, outcomes
     for number in range(count):
         if ends[1][number + 1000].outcome == "completed":
-            assert equal(pair, number, number + 1000)
+            assert (pair.context.blocks(number) == pair.generation.blocks(number + 1000)).all()
 
 
 # --- a long write --------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def end(pair):
 
 def test_what_a_generation_worker_asks_for_is_its_prompt(asking, kit):
     pair, peer, address, table, _ = asking
-    assert (table.prompt_tokens, table.start_tokens, table.nbytes) == (30, 0, 8 * 1024)
+    assert (table.prompt_tokens, table.start_tokens, table.nbytes) == (30, 0, kit.PROMPT_BYTES)
     assert table.token == b"t" * 16
     peer.send(address, Done(key=table.key, nbytes=table.nbytes, blocks=8))
     assert peer.expect(Done)[1].nbytes == table.nbytes

@@ -60,7 +60,7 @@ def test_a_hand_off_moves_every_byte(run_pair, fetch, kit, respond_first, wakeup
     generation, context = ended(pair)
     assert equal(pair)
     for event in (generation, context):
-        assert (event.outcome, event.nbytes, event.blocks, event.error) == ("completed", 8 * BLOCK, 8, None)
+        assert (event.outcome, event.nbytes, event.blocks, event.error) == ("completed", kit.PROMPT_BYTES, 8, None)
     assert generation.peer == pair.context.transceiver.status_dump()["instance"]
     assert context.peer == pair.generation.transceiver.status_dump()["instance"]
     assert not pair.generation.transceiver.has_inflight_transfer(received)
@@ -244,7 +244,7 @@ def test_a_failed_write_frees_nothing_while_another_is_held(run_pair, fetch, kit
 def test_a_doubled_completion_counts_once(run_pair, fetch, kit, small_pieces):
     pair = run_pair([Duplicate()] * 3)
     fetch(pair)
-    assert [event.nbytes for event in ended(pair)] == [8 * BLOCK, 8 * BLOCK]
+    assert [event.nbytes for event in ended(pair)] == [kit.PROMPT_BYTES, kit.PROMPT_BYTES]
     assert equal(pair)
     assert kit.counters(pair.context)["late_completions"] == 3
 

@@ -19,14 +19,18 @@ keys = st.builds(wire.Key, names, counts, counts, counts)
 digests = st.binary(min_size=16, max_size=16)
 views = st.builds(wire.WireView, counts, names, *[counts] * 6)
 pools = st.builds(wire.WirePool, counts, counts, counts, st.lists(views, max_size=2), names)
+positives = counts.filter(bool)
 groups = st.builds(
     wire.WireGroup,
     st.lists(counts, max_size=3),
     st.lists(counts, max_size=2),
+    positives,
+    positives,
+    counts,
+    st.none() | positives,
+    st.sampled_from(("attention", "latent", "state")),
     counts,
     counts,
-    counts,
-    st.none() | counts,
 )
 layouts = st.builds(wire.WireLayout, names, st.lists(groups, max_size=2), st.lists(pools, max_size=2))
 messages = st.one_of(

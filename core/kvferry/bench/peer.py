@@ -26,6 +26,7 @@ from kvferry.registry.door import Registry
 from kvferry.registry.load import load_registry
 from kvferry.registry.toggles import Toggles
 from kvferry.transceiver.coalesce import plan_segments
+from kvferry.transceiver.mapping import share
 from kvferry.transceiver.memory_in_use import shut_down_manager
 from kvferry.transceiver.pieces import cut
 from kvferry_plugins.layout import BlockIds
@@ -244,9 +245,11 @@ class PeerProcess:
         """
         if isinstance(self.agent, TimedBlockAgent):
             return {"seconds": None}
-        layout, table = self.manager.layout, self.manager.block_table(request)[0]
+        layout, tables = self.manager.layout, self.manager.block_table(request)
+        overlap, tokens = share([layout], [layout])[0, 0], len(tables[0]) * TOKENS_PER_BLOCK
         begun = time.monotonic()
-        pieces = list(cut(*plan_segments(layout, layout, 0, table, table)))
+        (copy,) = overlap.copies(tables, tables, tokens, 0, 0, tokens)
+        pieces = list(cut(*plan_segments(copy.pools, copy.src, copy.dst)))
         seconds = time.monotonic() - begun
         return {"seconds": seconds, "pieces": len(pieces), "segments": sum(len(piece.src) for piece in pieces)}
 

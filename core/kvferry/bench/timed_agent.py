@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kvferry_plugins.layout import Addresses, BlockIds, KvLayout
+from kvferry_plugins.layout import Addresses, BlockIds, PoolCopy
 from kvferry_plugins.transceiver import (
     BlockTransferAgent,
     Completion,
@@ -112,9 +112,9 @@ class TimedBlockAgent(TimedAgent, BlockTransferAgent):
         super().__init__(agent)
         self._block_agent = agent
 
-    def block_map(self, src: KvLayout, dst: KvLayout, group: int) -> object:
+    def block_map(self, copy: PoolCopy) -> object:
         """Hand on."""
-        return self._block_agent.block_map(src, dst, group)
+        return self._block_agent.block_map(copy)
 
     def submit_blocks(self, peer: PeerId, block_map: object, src: BlockIds, dst: BlockIds) -> TransferId:
         """Hand on, and keep the time."""

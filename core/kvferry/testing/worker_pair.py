@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvferry_plugins.kv_cache import KVCacheManager
+from kvferry_plugins.layout import Pool
 from kvferry_plugins.testing import ScriptedAgent, ScriptedHub
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
 from kvferry_plugins.types import AgentSpec, ManagerSpec, ModelGeometry, Role, TransceiverSpec, TransferRequest
@@ -35,9 +36,14 @@ class Worker:
     manager: KVCacheManager
     transceiver: "KvCacheTransceiverV2"
     agent: TransferAgent
+    prompt_tokens: dict[int, int] = field(default_factory=dict)
+    """Request → the tokens of its prompt, where they are known."""
 
     def blocks(self, request_id: int) -> "torch.Tensor":
-        """A request's blocks as bytes, uint8[blocks, bytes a block], a copy."""
+        """A request's blocks as bytes, uint8[blocks, bytes a block], a copy.
+
+        What lies behind the prompt's last token in its block is zero: it does not travel.
+        """
         import ctypes
 
         import torch
@@ -45,7 +51,11 @@ class Worker:
         pool = self.manager.layout.pools[0]
         table = self.manager.block_table(request_id)[0]
         rows = [ctypes.string_at(pool.base + int(block) * pool.block_stride, pool.block_stride) for block in table]
-        return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(table), pool.block_stride)
+        blocks = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(table), pool.block_stride)
+        ordinal, tokens = divmod(self.prompt_tokens.get(request_id, 0), self.manager.layout.groups[0].tokens_per_block)
+        if tokens:
+            _clear_behind(blocks[ordinal], pool, tokens)
+        return blocks
 
     def fill(self, request_id: int, seed: int) -> None:
         """Write random bytes, drawn from ``seed``, to a request's blocks."""
@@ -70,6 +80,7 @@ class WorkerPair:
     def prefill(self, request_id: int, prompt: tuple[int, ...], *, seed: int | None = None) -> TransferRequest:
         """Give a request blocks at the context worker and fill them, as a prefill would."""
         self.context.manager.allocate(request_id, len(prompt), prompt, max_cached_tokens=len(prompt) - 1)
+        self.context.prompt_tokens[request_id] = len(prompt)
         self.context.fill(request_id, request_id if seed is None else seed)
         return TransferRequest(request_id, prompt)
 
@@ -77,8 +88,16 @@ class WorkerPair:
         """Give the same prompt blocks at the generation worker; what it lacks is to be fetched."""
         prompt = request.prompt_token_ids
         cached = self.generation.manager.allocate(request_id, len(prompt), prompt)
+        self.generation.prompt_tokens[request_id] = len(prompt)
         params = self.context.transceiver.get_disaggregated_params(request)
         return TransferRequest(request_id, prompt, cached_tokens=cached, params=params)
+
+
+def _clear_behind(block: "torch.Tensor", pool: Pool, tokens: int) -> None:
+    for view in pool.views:
+        for head in range(view.heads):
+            start = view.offset + head * view.head_stride
+            block[start + tokens * view.token_stride : start + view.tokens * view.token_stride] = 0
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """From an accepted TABLE to posted writes, and from their completions to DONE."""
 
-import numpy as np
-
-from kvferry.transceiver.checksum import checksum_blocks
+from kvferry.transceiver.checksum import checksum_source
 from kvferry.transceiver.sends import Delivery, Send, SendState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import ChunkDone, Done
 from kvferry_plugins.errors import TransferError
+from kvferry_plugins.layout import BlockCopy
 from kvferry_plugins.transceiver import Completion, TransferId
 
 PROGRESS_SECONDS = 0.05
@@ -35,6 +34,7 @@ class Deliveries:
 
         Raises:
             TransferError: the agent refused a write, which is not posted then; or the bytes do not add up.
+            MissingBlocksError: the target wants a block that is not here.
         """
         self._plan(send, delivery)
         while delivery.queue and len(delivery.in_flight) < self._shared.writer.at_once:
@@ -46,23 +46,18 @@ class Deliveries:
         self._shared.send(delivery.link.address, self.done(send))
         return True
 
-    def _blocks(self, send: Send, tokens: int) -> int:
-        """Blocks that are complete with so many tokens: the last one of the prompt counts although it is not full."""
-        tokens_per_block = self._shared.layout.groups[0].tokens_per_block
-        return -(-tokens // tokens_per_block) if tokens >= send.prompt_tokens else tokens // tokens_per_block
-
     def _plan(self, send: Send, delivery: Delivery) -> None:
-        ready = self._blocks(send, send.computed_tokens)
-        if ready <= delivery.planned_block:
+        if send.computed_tokens <= delivery.planned_tokens:
             return
-        here = slice(delivery.planned_block, ready)
-        there = slice(here.start - delivery.start_block, ready - delivery.start_block)
-        assert delivery.link.layout is not None
-        for group in range(len(self._shared.layout.groups)):
-            ours, theirs = send.tables[group][here], delivery.tables[group][there]
-            writes = self._shared.writer.plan(self._shared.layout, delivery.link.layout, group, ours, theirs)
-            delivery.queue.extend(writes)
-        delivery.planned_block = ready
+        copies = self._copies(send, delivery, delivery.planned_tokens, send.computed_tokens)
+        delivery.queue.extend(self._shared.writer.plan(copies))
+        delivery.planned_tokens = send.computed_tokens
+
+    def _copies(self, send: Send, delivery: Delivery, from_tokens: int, to_tokens: int) -> list[BlockCopy]:
+        overlap = delivery.link.overlap
+        assert overlap is not None
+        start_tokens = delivery.start_tokens
+        return overlap.copies(send.tables, delivery.tables, send.prompt_tokens, start_tokens, from_tokens, to_tokens)
 
     def _post(self, send: Send, delivery: Delivery) -> None:
         assert delivery.link.peer is not None
@@ -117,7 +112,6 @@ class Deliveries:
         delivery = send.delivery
         assert delivery is not None
         if self._shared.checksum and delivery.checksum is None and delivery.nbytes:
-            own = tuple(np.ascontiguousarray(table[delivery.start_block :]) for table in send.tables)
-            delivery.checksum = checksum_blocks(self._shared.layout, own)
-        blocks = sum(len(table) for table in delivery.tables)
-        return Done(delivery.key, delivery.nbytes, blocks, delivery.checksum, send.aux)
+            copies = self._copies(send, delivery, delivery.start_tokens, send.prompt_tokens)
+            delivery.checksum = checksum_source(copies)
+        return Done(delivery.key, delivery.nbytes, delivery.blocks, delivery.checksum, send.aux)

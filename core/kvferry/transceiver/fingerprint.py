@@ -1,13 +1,23 @@
 """What two workers compare before they trust each other with memory, and how bad each difference is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kvferry.transceiver.mapping import blocks_fit, window_serves
 from kvferry.transceiver.wire import PROTOCOL
 from kvferry_plugins.errors import HandshakeError
-from kvferry_plugins.layout import KvLayout
+from kvferry_plugins.layout import KvLayout, LayerGroup
+from kvferry_plugins.types import Role
+
+PER_LAYER = ("kinds", "roles", "kv_heads", "windows", "tokens_per_block")
+"""Fields that are [first layer, last layer, value] each."""
+
+GEOMETRY = ("dtype", "layers", *PER_LAYER)
+
+MAX_LAYERS = 4096
+"""Of one run in a peer's fingerprint that are looked at."""
 
 
 class Severity(StrEnum):
@@ -20,15 +30,9 @@ class Severity(StrEnum):
 
 SEVERITY: Mapping[str, Severity] = {
     "backend": Severity.FATAL,
-    "dtype": Severity.FATAL,
     "model.config": Severity.FATAL,
     "model.weights": Severity.FATAL,
-    "tokens_per_block": Severity.FATAL,
-    "layers": Severity.FATAL,
-    "kv_heads": Severity.FATAL,
-    "head_dim": Severity.FATAL,
-    "windows": Severity.FATAL,
-    "block_image": Severity.FATAL,
+    **dict.fromkeys(GEOMETRY, Severity.FATAL),
     "checksum": Severity.FATAL,
     "libraries": Severity.WARNING,
     "plugins": Severity.WARNING,
@@ -38,7 +42,10 @@ SEVERITY: Mapping[str, Severity] = {
 """Every field of a fingerprint. Protocol versions are ranges, and are compared by overlap instead."""
 
 _ADVICE: Mapping[str, str] = {
-    "tokens_per_block": "set kv_cache_config.tokens_per_block alike on both sides",
+    "tokens_per_block": "set kv_cache_config.tokens_per_block so that one side's divides the other's (under sliding "
+    "windows the generation worker's the context worker's)",
+    "windows": "set kv_cache_config.use_kv_cache_manager_v2 to false on the context worker, which then keeps every "
+    "token, or to true on both",
     "dtype": "set kv_cache_config.dtype alike on both sides",
     "backend": "set cache_transceiver_config.backend alike on both sides",
     "checksum": "set cache_transceiver_config.kv_transfer_checksum alike on both sides",
@@ -77,8 +84,12 @@ def make_fingerprint(
     checksum: bool,
     libraries: Mapping[str, str],
     plugins: Mapping[str, str],
+    is_stage: bool = False,
 ) -> Fingerprint:
-    """Collect a worker's fields; geometry is the *derived* one, from the layout that was really built."""
+    """Collect a worker's fields; geometry is the *derived* one, from the layout that was really built.
+
+    ``is_stage``: the layout holds one pipeline stage's layers, so that those of the two sides need not be the same.
+    """
     return Fingerprint(
         {
             "backend": backend,
@@ -90,33 +101,116 @@ def make_fingerprint(
             "model.config": model.get("config", ""),
             "model.weights": model.get("weights", ""),
             **geometry_of(layout),
+            "layers": "a stage's" if is_stage else [run[:2] for run in _runs(dict.fromkeys(_layers(layout)))],
         }
     )
 
 
 def geometry_of(layout: KvLayout) -> dict[str, Any]:
-    """The fields that a layout alone decides."""
-    groups = layout.groups
-    return {
-        "dtype": layout.dtype,
-        "layers": [list(group.layers) for group in groups],
-        "tokens_per_block": [group.tokens_per_block for group in groups],
-        "kv_heads": [group.kv_heads for group in groups],
-        "head_dim": [group.head_dim for group in groups],
-        "windows": [group.window for group in groups],
-        # which bytes of a block are KV, in order: equal images can be copied block by block
-        "block_image": [[list(run) for run in layout.pools[pool].runs] for group in groups for pool in group.pools],
+    """The fields that one rank's layout alone decides, whichever its part: layer by layer, what the whole model has."""
+    by_layer = {layer: (group, _roles(layout, index, layer)) for index, group, layer in _grouped(layout)}
+    values: dict[str, dict[int, Any]] = {
+        "kinds": {layer: group.kind for layer, (group, _) in by_layer.items()},
+        "roles": {layer: roles for layer, (_, roles) in by_layer.items()},
+        "kv_heads": {layer: group.total_heads or group.kv_heads for layer, (group, _) in by_layer.items()},
+        "windows": {layer: group.window for layer, (group, _) in by_layer.items()},
+        "tokens_per_block": {
+            layer: group.tokens_per_block for layer, (group, _) in by_layer.items() if group.kind != "state"
+        },
     }
+    return {"dtype": layout.dtype, **{name: _runs(of_layers) for name, of_layers in values.items()}}
 
 
-def compare(ours: Fingerprint, theirs: Mapping[str, Any]) -> list[Difference]:
-    """List the fields that differ, fatal ones first; a field that one side lacks differs too."""
-    found = [
-        Difference(name, ours.fields.get(name), theirs.get(name), severity)
-        for name, severity in SEVERITY.items()
-        if ours.fields.get(name) != theirs.get(name)
-    ]
+def _grouped(layout: KvLayout) -> Iterator[tuple[int, LayerGroup, int]]:
+    return ((index, group, layer) for index, group in enumerate(layout.groups) for layer in group.layers)
+
+
+def _layers(layout: KvLayout) -> list[int]:
+    return sorted(layer for _, _, layer in _grouped(layout))
+
+
+def _roles(layout: KvLayout, index: int, layer: int) -> str:
+    """What a layer keeps, and the bytes of one head's row: ``key 128, value 128``."""
+    pools = (layout.pools[pool] for pool in layout.groups[index].pools)
+    views = (view for pool in pools for view in pool.views if view.layer == layer)
+    return ", ".join(sorted(f"{view.role} {view.row_bytes}" for view in views))
+
+
+def _runs(of_layers: Mapping[int, Any]) -> list[list[Any]]:
+    """[first layer, last layer, value] of consecutive layers that are alike."""
+    runs: list[list[Any]] = []
+    for layer, value in sorted(of_layers.items()):
+        if runs and runs[-1][1] == layer - 1 and runs[-1][2] == value:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer, value])
+    return runs
+
+
+def _of_layers(runs: object) -> dict[int, Any]:
+    """Undo ``_runs``, of whatever a peer sends."""
+    found: dict[int, Any] = {}
+    for run in runs if isinstance(runs, list) else ():
+        if isinstance(run, list) and len(run) == 3 and all(isinstance(end, int) for end in run[:2]):
+            found.update(dict.fromkeys(range(run[0], min(run[1] + 1, run[0] + MAX_LAYERS)), run[2]))
+    return found
+
+
+def compare(ours: Fingerprint, theirs: Mapping[str, Any], role: Role = Role.CONTEXT) -> list[Difference]:
+    """List the fields that differ, fatal ones first; a field that one side lacks differs too.
+
+    Args:
+        ours: of this worker.
+        theirs: the peer's fields.
+        role: this worker's. Geometry is compared in the direction in which the bytes go, over the layers that both
+            have: where a model is cut, each rank has its part.
+    """
+    found = []
+    for name, severity in SEVERITY.items():
+        pair = ours.fields.get(name), theirs.get(name)
+        if pair[0] == pair[1] or (name == "layers" and "a stage's" in pair):
+            continue
+        differing = _differing(name, ours.fields, theirs, role) if name in PER_LAYER else pair
+        if differing is not None:
+            found.append(Difference(name, *differing, severity))
     return sorted(found, key=lambda difference: list(Severity).index(difference.severity))
+
+
+def _differing(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], role: Role) -> tuple[Any, Any] | None:
+    """Both sides' values of the layers that do not go together, or None."""
+    here, there = _of_layers(ours.get(name)), _of_layers(theirs.get(name))
+    if not here or not there:
+        return (None if not here else ours[name]), (None if not there else theirs[name])
+    source, destination = (here, there) if role is Role.CONTEXT else (there, here)
+    windows = _of_layers((ours if role is Role.CONTEXT else theirs).get("windows"))
+    wrong = [
+        layer
+        for layer in sorted(here.keys() & there.keys())
+        if not _goes(name, source[layer], destination[layer], windows.get(layer))
+    ]
+    return (_said(here, wrong), _said(there, wrong)) if wrong else None
+
+
+def _goes(name: str, source: Any, destination: Any, source_window: int | None) -> bool:
+    """Whether a layer that has the one value at its source may have the other at its destination."""
+    if source == destination:
+        return True
+    if name == "windows":
+        return all(w is None or isinstance(w, int) for w in (source, destination)) and window_serves(
+            source, destination
+        )
+    if name == "tokens_per_block":
+        return all(isinstance(tokens, int) and tokens > 0 for tokens in (source, destination)) and blocks_fit(
+            source, destination, source_window
+        )
+    return False
+
+
+def _said(of_layers: Mapping[int, Any], wrong: list[int]) -> Any:
+    """One value if it is one; else by layers."""
+    values = {layer: of_layers[layer] for layer in wrong}
+    first = values[wrong[0]]
+    return first if all(value == first for value in values.values()) else _runs(values)
 
 
 def compare_protocol(theirs: tuple[int, int]) -> Difference | None:

@@ -88,7 +88,9 @@ class Ledger:
         with self._lock:
             waiting = [e for e in self._entries.values() if e.request_id == request_id and e.owner is not Owner.SOURCE]
         return any(
-            np.isin(ours, theirs).any() for entry in waiting for ours, theirs in zip(tables, entry.tables, strict=True)
+            np.isin(ours[ours != -1], theirs).any()
+            for entry in waiting
+            for ours, theirs in zip(tables, entry.tables, strict=True)
         )
 
     @property

@@ -15,12 +15,14 @@ from kvferry.transceiver.fingerprint import (
     refusal,
     refused_by,
 )
+from kvferry.transceiver.mapping import GeometryError, Overlap, share
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.wire import PROTOCOL, Hello, MalformedMessageError, Ping, Refuse
 from kvferry.transceiver.wire_layout import from_wire, to_wire
 from kvferry_plugins.errors import HandshakeError, KvferryError, PeerLostError, TransferError
 from kvferry_plugins.layout import KvLayout
 from kvferry_plugins.transceiver import Fence, PeerId
+from kvferry_plugins.types import Role
 
 
 class LinkState(StrEnum):
@@ -47,6 +49,8 @@ class Link:
     route: str = ""
     """How our writes to it go."""
     layout: KvLayout | None = None
+    overlap: Overlap | None = None
+    """What travels between the two."""
     error: KvferryError | None = None
     silent: bool = False
     gone: bool = False
@@ -192,7 +196,8 @@ class Links:
             self.lose(link, PeerLostError(f"{link} is ignored: it sent a malformed message before"))
             return
         protocol = compare_protocol(hello.protocol)
-        differences = [protocol] if protocol else compare(self._shared.fingerprint, hello.fingerprint)
+        role = self._shared.role
+        differences = [protocol] if protocol else compare(self._shared.fingerprint, hello.fingerprint, role)
         error = refusal(differences, str(link))
         if error is not None:
             self._refuse(link, error)
@@ -211,6 +216,7 @@ class Links:
                 raise MalformedMessageError("a descriptor without a layout")
             layout = from_wire(hello.layout)
             self._require_same_geometry(link, layout)
+            overlap = self._share(link, layout)
             link.peer = self._connect_agent(link, hello.descriptor)
             link.route = self._shared.agent.route(link.peer)
         except MalformedMessageError as error:
@@ -219,7 +225,8 @@ class Links:
         except (HandshakeError, TransferError) as error:
             self._refuse(link, error)
             return
-        link.layout, link.state, link.heard = layout, LinkState.READY, self._shared.now()
+        link.layout, link.overlap = layout, overlap
+        link.state, link.heard = LinkState.READY, self._shared.now()
         self._shared.counters["handshakes"] += 1
         if not hello.reply:
             self._shared.send(link.address, self._hello(reply=True, memory=True))
@@ -228,10 +235,23 @@ class Links:
 
     def _require_same_geometry(self, link: Link, layout: KvLayout) -> None:
         """The layout itself must be what the fingerprint said: the writer trusts it with addresses."""
-        ours = {name: self._shared.fingerprint.fields[name] for name in geometry_of(layout)}
-        error = refusal(compare(Fingerprint(ours), geometry_of(layout)), str(link))
+        geometry = geometry_of(layout)
+        ours = {name: self._shared.fingerprint.fields[name] for name in geometry}
+        error = refusal(compare(Fingerprint(ours), geometry, self._shared.role), str(link))
         if error is not None and set(error.fields) & set(ours):
             raise error
+
+    def _share(self, link: Link, layout: KvLayout) -> Overlap:
+        """What travels, by both layouts. Raises HandshakeError where something would be left out."""
+        is_source = self._shared.role is Role.CONTEXT
+        ends = (self._shared.layout, layout) if is_source else (layout, self._shared.layout)
+        try:
+            shared = share(ends[:1], ends[1:])
+        except GeometryError as error:
+            values = error.values if is_source else error.values[::-1]
+            message = f"{link} cannot hand over KV to this worker: {error}"
+            raise HandshakeError(message, fields={error.field: values}) from error
+        return shared.get((0, 0), Overlap((), ends[1].groups))
 
     def _connect_agent(self, link: Link, descriptor: bytes) -> PeerId:
         name = (link.instance, link.incarnation)

@@ -34,16 +34,18 @@ class Receive:
     key: Key
     source: HandoffSource
     tables: tuple[BlockIds, ...]
-    """The blocks to fill, one array a group."""
+    """The blocks to fill, one array a group, from the first wanted ordinal on; −1 = not wanted."""
     entry: Entry
-    nbytes: int
-    """Expected bytes."""
     start_tokens: int
     prompt_tokens: int
     may_precede_request: bool
     started: float
     state: ReceiveState = ReceiveState.CONNECTING
     link: Link | None = None
+    nbytes: int = 0
+    """Expected bytes; known with the context worker's layout."""
+    blocks: int = 0
+    """Blocks that they fill."""
     deadline: float = 0.0
     posted: float | None = None
     received: int = 0

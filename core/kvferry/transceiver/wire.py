@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL = (1, 1)
+from kvferry_plugins.layout import LayerKind
+
+PROTOCOL = (2, 2)
 """Oldest and newest protocol version that this side speaks."""
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -18,6 +20,7 @@ MAX_AUX_BYTES = 64 << 10
 """Of what an engine sends along with its request's KV."""
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Positive = Annotated[int, Meta(ge=1, lt=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 MAX_REASON_CHARACTERS = 4000
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS)]
@@ -71,10 +74,13 @@ class WireGroup(Struct, frozen=True, array_like=True):
 
     layers: list[Count]
     pools: list[Count]
-    tokens_per_block: Count
-    kv_heads: Count
+    tokens_per_block: Positive
+    kv_heads: Positive
     head_dim: Count
-    window: Count | None
+    window: Positive | None
+    kind: LayerKind
+    head_start: Count
+    total_heads: Count
 
 
 class WireLayout(Struct, frozen=True, array_like=True):
@@ -130,7 +136,7 @@ class Refuse(Message, frozen=True, tag="REFUSE", omit_defaults=True):
 
 
 class Table(Message, frozen=True, tag="TABLE"):
-    """Generation: these are my blocks for the prompt's tokens from ``start_tokens`` on."""
+    """Generation: these are my blocks for the prompt's tokens from ``start_tokens`` on, −1 where I want none."""
 
     key: Key
     token: Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -138,7 +144,7 @@ class Table(Message, frozen=True, tag="TABLE"):
     prompt_tokens: Count
     start_tokens: Count
     blocks: list[bytes]
-    """int32 little-endian block ids, one array a group."""
+    """int32 little-endian block ids, one array a layer group of mine."""
     nbytes: Count
     """What I expect."""
     may_precede_request: bool = False

@@ -19,6 +19,9 @@ def to_wire(layout: KvLayout) -> WireLayout:
                 kv_heads=group.kv_heads,
                 head_dim=group.head_dim,
                 window=group.window,
+                kind=group.kind,
+                head_start=group.head_start,
+                total_heads=group.total_heads,
             )
             for group in layout.groups
         ],
@@ -57,6 +60,9 @@ def from_wire(wire: WireLayout) -> KvLayout:
                 kv_heads=group.kv_heads,
                 head_dim=group.head_dim,
                 window=group.window,
+                kind=group.kind,
+                head_start=group.head_start,
+                total_heads=group.total_heads,
             )
             for group in wire.groups
         ),

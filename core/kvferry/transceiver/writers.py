@@ -1,7 +1,7 @@
 """How the blocks of a chunk become writes that an agent posts: planned here, or by the agent itself."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,32 +9,32 @@ import numpy as np
 
 from kvferry.transceiver.coalesce import plan_segments
 from kvferry.transceiver.pieces import PIECES_IN_FLIGHT, Piece, cut
-from kvferry_plugins.layout import BlockIds, KvLayout
+from kvferry_plugins.layout import BlockCopy, BlockIds, PoolCopy
 from kvferry_plugins.transceiver import BlockTransferAgent, PeerId, TransferAgent, TransferId
 
-MAPS_KEPT = 256
-"""Block maps that a writer keeps: of this many pairs of peer and layer group."""
+MAPS_KEPT = 1024
+"""Block maps that a writer keeps: of so many pool copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """Whole blocks of one layer group, our ``src[i]`` for the peer's ``dst[i]``."""
+    """Blocks, our ``src[i]`` for the peer's ``dst[i]``."""
 
     block_map: object
     src: BlockIds
     dst: BlockIds
     total: int
-    """Bytes of the blocks that are there on both sides."""
+    """Bytes of all of them."""
 
 
 class Writer(ABC):
-    """Turns block ids into writes, and posts them."""
+    """Turns copies of blocks into writes, and posts them."""
 
     at_once: int
     """Writes of one hand-off that are posted at once."""
 
     @abstractmethod
-    def plan(self, src: KvLayout, dst: KvLayout, group: int, src_ids: BlockIds, dst_ids: BlockIds) -> Iterable[Any]:
+    def plan(self, copies: Sequence[BlockCopy]) -> Iterable[Any]:
         """Return writes, each with its bytes as ``total``. Raises ValueError or TransferError."""
 
     @abstractmethod
@@ -58,9 +58,15 @@ class PieceWriter(Writer):
     def __init__(self, agent: TransferAgent) -> None:
         self._agent = agent
 
-    def plan(self, src: KvLayout, dst: KvLayout, group: int, src_ids: BlockIds, dst_ids: BlockIds) -> Iterable[Piece]:
+    def plan(self, copies: Sequence[BlockCopy]) -> Iterable[Piece]:
         """Coalesce, and cut."""
-        return cut(*plan_segments(src, dst, group, src_ids, dst_ids))
+        planned = [plan_segments(copy.pools, copy.src, copy.dst) for copy in copies]
+        if not planned:
+            return ()
+        if len(planned) == 1:
+            return cut(*planned[0])
+        src, dst, nbytes = (np.concatenate(column) for column in zip(*planned, strict=True))
+        return cut(src, dst, nbytes)
 
     def post(self, peer: PeerId, write: Piece) -> TransferId:
         """Submit a piece."""
@@ -81,23 +87,19 @@ class BlockListWriter(Writer):
 
     def __init__(self, agent: BlockTransferAgent) -> None:
         self._agent = agent
-        self._maps: dict[tuple[int, int, int], tuple[KvLayout, KvLayout, object]] = {}
-        """By layouts, which are a peer's own and live as long as it, and group."""
+        self._maps: dict[PoolCopy, object] = {}
 
-    def plan(
-        self, src: KvLayout, dst: KvLayout, group: int, src_ids: BlockIds, dst_ids: BlockIds
-    ) -> Iterable[BlockList]:
-        """Prepare the one write of a group; a −1 on either side is a block that is not there, and is not moved."""
-        moved = int(np.count_nonzero((src_ids != -1) & (dst_ids != -1)))
-        return (BlockList(self._block_map(src, dst, group), src_ids, dst_ids, moved * src.block_bytes(group)),)
+    def plan(self, copies: Sequence[BlockCopy]) -> Iterable[BlockList]:
+        """Prepare a write for each."""
+        return [BlockList(self._block_map(copy.pools), copy.src, copy.dst, copy.nbytes) for copy in copies]
 
-    def _block_map(self, src: KvLayout, dst: KvLayout, group: int) -> object:
-        key = (id(src), id(dst), group)
-        if key not in self._maps:
+    def _block_map(self, pools: PoolCopy) -> object:
+        """Prepare once: a peer's pool copies stay the same objects."""
+        if pools not in self._maps:
             if len(self._maps) >= MAPS_KEPT:
                 del self._maps[next(iter(self._maps))]
-            self._maps[key] = (src, dst, self._agent.block_map(src, dst, group))
-        return self._maps[key][2]
+            self._maps[pools] = self._agent.block_map(pools)
+        return self._maps[pools]
 
     def post(self, peer: PeerId, write: BlockList) -> TransferId:
         """Submit it."""

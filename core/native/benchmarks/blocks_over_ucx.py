@@ -56,7 +56,7 @@ class Writer(Side):
         self.peer = self.engine.connect(bytes.fromhex(described["descriptor"]))
         block = arguments.nbytes // BLOCKS
         here = (self.memory.ctypes.data, block, BLOCKS)
-        self.map = BlockMap([(*here, described["address"], block, BLOCKS, [(0, block)])])
+        self.map = BlockMap([(*here, described["address"], block, BLOCKS, [(0, 0, block)])])
         self.ids = np.arange(BLOCKS, dtype=np.int32)
         self.shuffled = np.random.default_rng(0).permutation(self.ids), np.random.default_rng(1).permutation(self.ids)
 

@@ -33,7 +33,7 @@ def target() -> None:
 def measure(engine: Engine, peer: int, here: int, there: int, block: int) -> float:
     """GB/s, median."""
     count = NBYTES // block
-    pools = BlockMap([(here, block, count, there, block, count, [(0, block)])])
+    pools = BlockMap([(here, block, count, there, block, count, [(0, 0, block)])])
     src = np.random.default_rng(0).permutation(np.arange(count, dtype=np.int32))
     dst = np.arange(count, dtype=np.int32)
     seconds = []

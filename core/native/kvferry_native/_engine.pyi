@@ -26,10 +26,10 @@ def pack_descriptor(
     """Make what ``Engine.connect`` takes."""
 
 class BlockMap:
-    """One layer group's pools at both ends."""
+    """Pools at both ends, and which bytes of a block go where."""
 
-    def __init__(self, pools: Sequence[tuple[int, int, int, int, int, int, Sequence[tuple[int, int]]]]) -> None:
-        """Take (src base, stride, blocks; dst base, stride, blocks; runs of (offset, bytes)) of each pool."""
+    def __init__(self, pools: Sequence[tuple[int, int, int, int, int, int, Sequence[tuple[int, int, int]]]]) -> None:
+        """Take (src base, stride, blocks; dst base, stride, blocks; runs of (src, dst offset, bytes)) of each pool."""
 
     @property
     def block_bytes(self) -> int: ...

@@ -63,7 +63,7 @@ class Child:
 
     def write_blocks(self, peer, address, src, dst):
         count = len(self.buffer) // BLOCK
-        pool = (self.buffer.ctypes.data, BLOCK, count, address, BLOCK, count, [(0, BLOCK)])
+        pool = (self.buffer.ctypes.data, BLOCK, count, address, BLOCK, count, [(0, 0, BLOCK)])
         ids = (np.array(each, dtype=np.int32) for each in (src, dst))
         return self.agent.submit_blocks(peer, BlockMap([pool]), *ids)
 

@@ -98,7 +98,7 @@ void block_lists_arrive(std::uint64_t staging_bytes) {
     from.fill();
     constexpr std::size_t kBlock = 4096, kBlocks = kBytes / kBlock;
     auto map = std::make_shared<const BlockMap>(std::vector<PoolPair>{
-        {from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, {{0, 1024}, {2048, 1024}}}});
+        {from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, {{0, 0, 1024}, {2048, 2048, 1024}}}});
     std::vector<std::int32_t> src(kBlocks / 2), dst(kBlocks / 2);
     std::iota(src.begin(), src.end(), 0);
     for (std::size_t index = 0; index < dst.size(); ++index) dst[index] = static_cast<std::int32_t>(kBlocks - 1 - index);
@@ -123,7 +123,7 @@ void small_blocks_are_gathered(std::uint64_t staging_bytes) {
     from.fill();
     constexpr std::size_t kBlock = 512, kBlocks = kBytes / kBlock;
     auto map = std::make_shared<const BlockMap>(std::vector<PoolPair>{
-        {from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, {{0, kBlock}}}});
+        {from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, {{0, 0, kBlock}}}});
     std::vector<std::int32_t> src(kBlocks), dst(kBlocks);
     for (std::size_t index = 0; index < kBlocks; ++index) {
         src[index] = static_cast<std::int32_t>(index * 4099 % kBlocks);
@@ -281,7 +281,7 @@ void deregistering_ends_what_would_be_read_from_there() {
         ended.push_back(from.engine.submit(peer, {{region.address, to.address(), region.nbytes}}));
     }
     auto map = std::make_shared<const BlockMap>(
-        std::vector<PoolPair>{{region.address, 4096, 16, to.address(), 4096, 16, {{0, 4096}}}});
+        std::vector<PoolPair>{{region.address, 4096, 16, to.address(), 4096, 16, {{0, 0, 4096}}}});
     ended.push_back(from.engine.submit_blocks(peer, {map, {0}, {1}}));
     from.engine.deregister_memory(registration);
     std::fill(other.begin(), other.end(), std::uint8_t{9});

@@ -26,7 +26,7 @@ def test_transfers_go_on_while_the_interpreter_is_held(patient_interpreter):
         engine.register_memory([(memory.ctypes.data, memory.nbytes, 0, 0)])
     reader.set_active(True)
     peer = writer.connect(reader.descriptor())
-    blocks = BlockMap([(source.ctypes.data, 4096, 16, target.ctypes.data, 4096, 16, [(0, 4096)])])
+    blocks = BlockMap([(source.ctypes.data, 4096, 16, target.ctypes.data, 4096, 16, [(0, 0, 4096)])])
     for block in range(16):
         each = np.array([block], dtype=np.int32)
         writer.submit_blocks(peer, blocks, each, each)

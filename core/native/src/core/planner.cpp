@@ -45,6 +45,20 @@ std::vector<BlockPair> wanted(const BlockMap &map, std::span<const std::int32_t>
     return pairs;
 }
 
+void require_inside(std::uint64_t offset, std::uint64_t nbytes, std::uint64_t room) {
+    if (nbytes > 0 && offset <= room && nbytes <= room - offset) return;
+    throw Error(KVFERRY_INVALID, "a run of " + std::to_string(nbytes) + " bytes at " + std::to_string(offset) +
+                                     " leaves its block of " + std::to_string(room));
+}
+
+// The runs of a block, ascending at the end that counts.
+std::vector<Run> ordered(const std::vector<Run> &runs, Order order) {
+    std::vector<Run> result = runs;
+    const auto key = order == Order::kSource ? &Run::src_offset : &Run::dst_offset;
+    std::stable_sort(result.begin(), result.end(), [&](auto left, auto right) { return left.*key < right.*key; });
+    return result;
+}
+
 void append(std::vector<Segment> &segments, std::size_t first, const Segment &segment) {
     if (segments.size() > first) {
         Segment &last = segments.back();
@@ -61,12 +75,8 @@ void append(std::vector<Segment> &segments, std::size_t first, const Segment &se
 BlockMap::BlockMap(std::vector<PoolPair> pools) : pools_(std::move(pools)) {
     for (const PoolPair &pool : pools_) {
         for (const Run &run : pool.runs) {
-            const std::uint64_t room = std::min(pool.src_stride, pool.dst_stride);
-            if (run.nbytes == 0 || run.offset > room || run.nbytes > room - run.offset) {
-                throw Error(KVFERRY_INVALID, "a run of " + std::to_string(run.nbytes) + " bytes at " +
-                                                 std::to_string(run.offset) + " leaves its block of " +
-                                                 std::to_string(room));
-            }
+            require_inside(run.src_offset, run.nbytes, pool.src_stride);
+            require_inside(run.dst_offset, run.nbytes, pool.dst_stride);
             block_bytes_ += run.nbytes;
         }
         src_blocks_ = std::min(src_blocks_, pool.src_blocks);
@@ -82,10 +92,11 @@ std::vector<Segment> plan(const BlockMap &map, std::span<const std::int32_t> src
     segments.reserve(pairs.size());
     for (const PoolPair &pool : map.pools()) {
         const std::size_t first = segments.size();
+        const std::vector<Run> runs = ordered(pool.runs, order);
         for (const BlockPair &pair : pairs) {
             const std::uint64_t from = pool.src_base + static_cast<std::uint64_t>(pair.src) * pool.src_stride;
             const std::uint64_t to = pool.dst_base + static_cast<std::uint64_t>(pair.dst) * pool.dst_stride;
-            for (const Run &run : pool.runs) append(segments, first, {from + run.offset, to + run.offset, run.nbytes});
+            for (const auto &[here, there, nbytes] : runs) append(segments, first, {from + here, to + there, nbytes});
         }
     }
     return segments;

@@ -9,13 +9,14 @@
 
 namespace kvferry {
 
-// A contiguous part of a block: bytes from the block's start, and how many.
+// A contiguous part of a block: where it starts in the source's block and in the target's, and how many bytes.
 struct Run {
-    std::uint64_t offset;
+    std::uint64_t src_offset;
+    std::uint64_t dst_offset;
     std::uint64_t nbytes;
 };
 
-// The same pool at both ends: one block id stands for the same runs in each.
+// A pool at either end: each pair of blocks gets the same runs.
 struct PoolPair {
     std::uint64_t src_base;
     std::uint64_t src_stride;
@@ -47,8 +48,9 @@ private:
 // Which end's addresses ascend. A gathering lane wants the destination's, so that neighbours there stand together.
 enum class Order { kSource, kDestination };
 
-// Plan whole blocks: `src[i]` goes to `dst[i]`; -1, on either side, = not there, and nothing is moved. Bytes that touch at both ends become one
-// segment, which never leaves its pool. Raises KVFERRY_INVALID for an id that is out of range or a target named twice.
+// Plan the runs of `src[i]`'s block for `dst[i]`'s; -1, on either side, = not there, and nothing is moved. Bytes that touch
+// at both ends become one segment, which never leaves its pool. Raises KVFERRY_INVALID for an id that is out of range or a
+// target named twice.
 std::vector<Segment> plan(const BlockMap &map, std::span<const std::int32_t> src, std::span<const std::int32_t> dst,
                           Order order = Order::kSource);
 

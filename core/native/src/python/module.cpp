@@ -24,7 +24,7 @@ namespace {
 using Int64Array = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Int32Array = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using PoolTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
-                             std::vector<std::pair<std::uint64_t, std::uint64_t>>>;
+                             std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>>;
 using BackingTuple = std::tuple<std::int32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
 using RegionTuple = std::tuple<std::uint64_t, std::uint64_t, int, int>;
 
@@ -62,7 +62,7 @@ PreparedMap prepare_map(const std::vector<PoolTuple> &tuples) {
     std::vector<PoolPair> pools;
     for (const auto &[src_base, src_stride, src_blocks, dst_base, dst_stride, dst_blocks, runs] : tuples) {
         PoolPair pool{src_base, src_stride, src_blocks, dst_base, dst_stride, dst_blocks, {}};
-        for (const auto &[offset, nbytes] : runs) pool.runs.push_back({offset, nbytes});
+        for (const auto &[from, to, nbytes] : runs) pool.runs.push_back({from, to, nbytes});
         pools.push_back(std::move(pool));
     }
     return {std::make_shared<BlockMap>(std::move(pools))};
