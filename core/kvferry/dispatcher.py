@@ -14,8 +14,9 @@ from kvferry.registry.availability import missing_modules
 from kvferry.registry.door import Registry
 from kvferry.resolution.plan import make_plan
 from kvferry.resolution.vocabulary import RUNTIME
+from kvferry.topology import local_geometry
 from kvferry.transceiver.memory_in_use import shut_down_manager
-from kvferry_plugins.errors import BackendUnavailableError
+from kvferry_plugins.errors import BackendUnavailableError, ConfigError
 from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
 from kvferry_plugins.types import (
@@ -24,8 +25,10 @@ from kvferry_plugins.types import (
     ModelGeometry,
     Peer,
     Plan,
+    RankSpec,
     Role,
     ScheduleStyle,
+    Topology,
     TransceiverRuntime,
     TransceiverSpec,
     TransferEvent,
@@ -94,6 +97,7 @@ def build(
     device: str | None = None,
     bind: str = "tcp://127.0.0.1:0",
     on_event: Callable[[TransferEvent], None] | None = None,
+    ranks: RankSpec | None = None,
 ) -> WorkerParts:
     """Make the manager and the transceiver of a plan, asking the plugins that it names and no others.
 
@@ -101,13 +105,15 @@ def build(
         plan: from ``resolve``.
         registry: the one that the plan was resolved with.
         role: the side that this worker serves.
-        geometry: the model's KV cache on this rank; see ``kvferry.checkpoint.model_geometry``.
+        geometry: the whole model's KV cache; see ``kvferry.checkpoint.model_geometry``.
         model_identity: for the handshake: ``config`` and ``weights`` digests, ``architecture``.
         device: ``cpu`` or ``cuda:N``; None = as the configuration says.
         bind: where the control socket listens.
         on_event: told the end of every transfer, beside the observers.
+        ranks: which rank of its instance this process is, and where the instance meets; None = the only one.
 
     Raises:
+        ConfigError: the model cannot be shared out over the ranks, or these are others than the plan says.
         BackendUnavailableError: a library is not installed here, or a part is not there yet.
         HookError: a maker failed. What was built before it is shut down.
     """
@@ -115,6 +121,8 @@ def build(
     _log_plan(plan)
     _require_libraries(plan, registry)
     device = device or _device(plan)
+    topology = _topology(plan, ranks)
+    geometry = local_geometry(geometry, topology, ranks.rank if ranks is not None else 0)
     with contextlib.ExitStack() as undo:
         manager = registry.create_kv_cache_manager(
             plan.providers.manager or "", _manager_spec(plan, registry, geometry, device)
@@ -123,6 +131,7 @@ def build(
         transceiver = None
         if plan.runtime is not None:
             rest = {"role": role, "manager": manager, "model": model_identity, "bind": bind, "device": device}
+            rest["ranks"] = ranks
             transceiver = _make_transceiver(plan, registry, on_event=on_event, **rest)
         undo.pop_all()
     return WorkerParts(plan, manager, transceiver)
@@ -218,6 +227,19 @@ def _device(plan: Plan) -> str:
 
         configured = "cuda" if torch.cuda.is_available() else "cpu"
     return "cuda:0" if configured == "cuda" else configured
+
+
+def _topology(plan: Plan, ranks: RankSpec | None) -> Topology:
+    """The ranks that share the model; the plan must know of all of them."""
+    topology = ranks.topology if ranks is not None else Topology()
+    for setting, size in (("tensor_parallel_size", topology.tensor), ("pipeline_parallel_size", topology.pipeline)):
+        if plan.effective[setting] != size:
+            raise ConfigError(
+                f"{setting!r} is {plan.effective[setting]}, but this process is one rank of {size}; start a process a "
+                "rank, each told which one it is, or set it to that",
+                setting=setting,
+            )
+    return topology
 
 
 def _manager_spec(plan: Plan, registry: Registry, geometry: ModelGeometry, device: str) -> ManagerSpec:

@@ -25,6 +25,8 @@ def local_geometry(geometry: ModelGeometry, topology: Topology, rank: int) -> Mo
     if not 0 <= rank < topology.ranks:
         raise ValueError(f"rank {rank} is none of the {topology.ranks} ranks of {topology}")
     _require_windows(geometry)
+    if topology.ranks == 1:
+        return geometry
     stage, tensor_rank = divmod(rank, topology.tensor)
     first, count = _layers_of(geometry.num_layers, topology.pipeline, stage)
     chosen = slice(first, first + count)

@@ -6,7 +6,7 @@ import pytest
 from kvferry.dispatcher import build, missing_libraries
 from kvferry.testing import isolated_registry
 from kvferry_plugins import hookimpl
-from kvferry_plugins.errors import BackendUnavailableError, HookError
+from kvferry_plugins.errors import BackendUnavailableError, ConfigError, HookError
 from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.testing import ScriptedAgent
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
@@ -14,8 +14,10 @@ from kvferry_plugins.types import (
     AgentSpec,
     ManagerKind,
     ModelGeometry,
+    RankSpec,
     Role,
     RuntimeSupport,
+    Topology,
     TransceiverRuntime,
     TransferBackend,
     TransferEvent,
@@ -134,6 +136,22 @@ def test_the_makers_are_handed_the_effective_configuration(built):
     assert (transceiver.bind, transceiver.device, transceiver.model) == ("tcp://127.0.0.1:7", "cpu", {"config": "c"})
     assert transceiver.plugins["engine"] == "(injected)"
     assert "cache_manager_v1" not in transceiver.plugins
+
+
+def test_a_rank_gets_its_part_of_the_model_and_is_told_which_it_is(built):
+    engine = Engine()
+    ranks = RankSpec(3, Topology(2, 2), "tcp://127.0.0.1:7")
+    built({**ON, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, engine, ranks=ranks)
+    geometry = engine.specs["manager"].geometry
+    assert (geometry.first_layer, geometry.num_layers, geometry.head_start, geometry.kv_heads) == (1, 1, 1, 1)
+    assert engine.specs["transceiver"].ranks == ranks
+
+
+@pytest.mark.parametrize("ranks", [None, RankSpec(0, Topology(4), "tcp://127.0.0.1:7")])
+def test_a_rank_of_another_topology_than_the_plans_is_refused(built, ranks):
+    with pytest.raises(ConfigError, match="one rank of") as caught:
+        built({**ON, "tensor_parallel_size": 2}, Engine(), ranks=ranks)
+    assert caught.value.setting == "tensor_parallel_size"
 
 
 def test_the_transceiver_reaches_the_plans_backend_and_no_other(built):

@@ -74,6 +74,7 @@ def _fingerprint(spec: TransceiverSpec, agent: TransferAgent) -> Fingerprint:
         checksum=bool(spec.config.get("kv_transfer_checksum", False)),
         libraries={"kvferry": importlib.metadata.version("kvferry"), spec.backend: agent.library},
         plugins=spec.plugins,
+        is_stage=spec.ranks is not None and spec.ranks.topology.pipeline > 1,
     )
 
 
