@@ -21,9 +21,10 @@ from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.types import Role
 
 AGGREGATED = "aggregated"
-DISAGGREGATED = "disaggregated"
+CONTEXT_FIRST = "context-first"
+GENERATION_FIRST = "generation-first"
 PIPELINED = "pipelined"
-WAYS = (AGGREGATED, DISAGGREGATED, PIPELINED)
+WAYS = (AGGREGATED, CONTEXT_FIRST, GENERATION_FIRST, PIPELINED)
 MOMENTS = ("first", "second", "total")
 
 Ask = Callable[[list[int]], Timed]
@@ -86,10 +87,9 @@ class Measurement:
         found = [seconds for timed in self.rounds[way] if (seconds := exposed_seconds(timed.spans)) is not None]
         return statistics.median(found) if found else None
 
-    @property
-    def exposed_ratio(self) -> float | None:
-        """Exposed hand-off, pipelined ÷ not."""
-        hidden, plain = self.exposed(PIPELINED), self.exposed(DISAGGREGATED)
+    def exposed_ratio(self, way: str) -> float | None:
+        """Exposed hand-off, pipelined ÷ another way."""
+        hidden, plain = self.exposed(PIPELINED), self.exposed(way)
         return hidden / plain if hidden is not None and plain else None
 
     def to_json(self) -> dict[str, Any]:
@@ -97,8 +97,8 @@ class Measurement:
         return {
             "prompt_tokens": self.prompt_tokens,
             "rounds": len(self.rounds[AGGREGATED]),
-            "bytes": self.rounds[DISAGGREGATED][0].nbytes,
-            "exposed_pipelined_to_plain": self.exposed_ratio,
+            "bytes": self.rounds[CONTEXT_FIRST][0].nbytes,
+            "exposed_pipelined_to": {way: self.exposed_ratio(way) for way in (CONTEXT_FIRST, GENERATION_FIRST)},
             "ways": {way: self._way(way) for way in WAYS},
         }
 
@@ -174,7 +174,8 @@ def _workers(plan: Plan, registry: Registry, say: Callable[[str], None]) -> Iter
         early_context, early_generation = pairs[True]
         yield {
             AGGREGATED: lambda prompt: router.aggregated(generation, prompt),
-            DISAGGREGATED: lambda prompt: router.context_first(context, generation, prompt),
+            CONTEXT_FIRST: lambda prompt: router.context_first(context, generation, prompt),
+            GENERATION_FIRST: lambda prompt: router.generation_first(context, generation, prompt),
             PIPELINED: lambda prompt: router.generation_first(early_context, early_generation, prompt),
         }
 

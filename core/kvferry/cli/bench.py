@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvferry.cli.bench_handoff import handoff
 from kvferry.cli.output import envelope, error_items, exit_status, json_option, print_errors, print_json, report_errors
 from kvferry_plugins.errors import KvferryError
 
@@ -72,6 +73,9 @@ def pairing_options(*default: str) -> Callable[[Callable[..., Any]], Callable[..
 @click.group()
 def bench() -> None:
     """Measure ourselves against the raw transport, in one run."""
+
+
+bench.add_command(handoff)
 
 
 @bench.command()

@@ -89,7 +89,7 @@ def demo(
     registry = open_registry(toggles)
     with progress_view() as view:
         folder = find_checkpoint(model, view.stage)
-    plan = _buildable_plan(settings, folder, registry)
+    plan = buildable_plan(settings, folder, registry)
     style = _schedule_style(schedule, plan, registry)
     _require_key()
     warnings = (*registry.warnings, *plan.warnings)
@@ -152,7 +152,7 @@ def _require_key() -> None:
     load_or_make_key()
 
 
-def _buildable_plan(settings: dict[str, Any], folder: Path, registry: "Registry") -> "Plan":
+def buildable_plan(settings: dict[str, Any], folder: Path, registry: "Registry") -> "Plan":
     """Resolve, and say what is not installed here before anything is started."""
     from kvferry.checkpoint import load_model_spec
     from kvferry.config import parse_engine_args
