@@ -9,7 +9,7 @@ NATIVE := core/native
 NATIVE_SOURCES := $(NATIVE)/CMakeLists.txt $(NATIVE)/pyproject.toml $(shell find $(NATIVE)/src $(NATIVE)/include $(NATIVE)/raw $(NATIVE)/kvferry_native -type f -not -name '*.pyc' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench faults native native-test sanitize clean
+.PHONY: help install demo test churn lint bench faults native native-test sanitize clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ test: $(STAMP) ## All tests but the faults (under 15 minutes on two cores)
 
 faults: $(STAMP) ## Every fault scenario on every pair, 20 rounds each (about an hour; CI runs ROUNDS=1)
 	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)
+
+churn: $(STAMP) ## 200,000 requests against a reference model of the cache (REQUESTS=, KVFERRY_CHURN_SEED=; about half an hour)
+	KVFERRY_CHURN_REQUESTS=$(or $(REQUESTS),200000) $(BIN)/python -m pytest tests/cache/test_churn.py --timeout=7200 $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, the wheels' configuration
 	$(BIN)/ruff check .

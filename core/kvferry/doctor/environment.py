@@ -13,7 +13,7 @@ OURS = frozenset(
     {"KVFERRY_PLUGINS", "KVFERRY_DISABLE_PLUGINS", "KVFERRY_DISABLE_PLUGIN_AUTOLOAD", "KVFERRY_CURVE_KEY_FILE"}
 )
 """What operators may set; a test holds it against the sources."""
-INTERNAL = frozenset({"KVFERRY_NIXL_VERSION", "KVFERRY_FAULT_ROUNDS"})
+INTERNAL = frozenset({"KVFERRY_NIXL_VERSION", "KVFERRY_FAULT_ROUNDS", "KVFERRY_CHURN_REQUESTS", "KVFERRY_CHURN_SEED"})
 
 OTHERS: Mapping[str, frozenset[str]] = {
     "NIXL_": frozenset(
