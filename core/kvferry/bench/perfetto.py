@@ -20,6 +20,14 @@ class TracedRequest:
     spans: Sequence[Span]
 
 
+def require_trace(path: Path) -> None:
+    """Refuse, before anything is measured, a file that could not be written. Raises ConfigError."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def write_trace(requests: Sequence[TracedRequest], path: Path) -> None:
     """Write all requests into one file: a process a way, a track a worker.
 
@@ -30,7 +38,11 @@ def write_trace(requests: Sequence[TracedRequest], path: Path) -> None:
     try:
         path.write_text(json.dumps(trace))
     except OSError as error:
-        raise ConfigError(f"cannot write the trace to {path}: {error.strerror or error}", setting="--trace") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write the trace to {path}: {error.strerror or error}", setting="--trace")
 
 
 def _events(requests: Sequence[TracedRequest]) -> Iterator[dict[str, Any]]:

@@ -64,9 +64,11 @@ def handoff(
     chunk sent while the next is computed). No prefix is reused, and all outputs must be equal.
     """
     from kvferry.bench.handoff import WAYS, Plan, measure
-    from kvferry.bench.perfetto import write_trace
+    from kvferry.bench.perfetto import require_trace, write_trace
     from kvferry.integrations.checkpoints import find_checkpoint
 
+    if trace is not None:
+        require_trace(trace)
     registry = open_registry(toggles)
     folder = find_checkpoint(model)
     longest = max(lengths) + output_tokens
