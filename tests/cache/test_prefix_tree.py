@@ -128,3 +128,13 @@ def test_what_the_tiers_dropped_leaves_the_tree_as_others_are_stored(tree):
         block.place = Place.DROPPED
     known = sum(bool(tree.walk(list(range(start, start + 4)), 1)) for start in range(0, 400, 4))
     assert known <= 2
+
+
+def test_a_block_that_goes_back_and_forth_is_watched_once(tree):
+    tree.insert(PROMPT, [ids(0, 1, 2), ids(*[-1] * 6)])
+    tree.evict(0, 1, stored(1))
+    tree.evict(0, 2, stored(2))
+    for serial in range(50):
+        tree.evict(0, 0, stored(serial))
+        tree.restore(0, tree.walk(PROMPT, 1)[0].entries[0][0], 0)
+    assert len(tree._watched) <= 3

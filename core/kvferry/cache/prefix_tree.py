@@ -21,6 +21,8 @@ class Entry:
     """On the device."""
     stored: StoredBlock | None = None
     """In a tier below."""
+    is_watched: bool = False
+    """Whether the tree looks now and then whether the tiers dropped it."""
 
     @property
     def is_on_device(self) -> bool:
@@ -71,7 +73,7 @@ class PrefixTree:
         self._root = Node(b"", None)
         self.known: tuple[dict[int, Entry], ...] = tuple({} for _ in tokens_per_block)
         """Per group, the entries of blocks on the device."""
-        self._stored: deque[Entry] = deque()
+        self._watched: deque[Entry] = deque()
 
     def walk(self, token_ids: Sequence[int], max_chunks: int) -> list[Node]:
         """Find the known chunks that ``token_ids`` begin with, at most ``max_chunks``, in token order."""
@@ -114,16 +116,21 @@ class PrefixTree:
         """Hear that a block's contents left the device, for a tier or for good."""
         entry = self.known[group].pop(block)
         entry.block, entry.stored = NOT_HERE, stored
-        if stored is not None:
-            self._stored.append(entry)
+        if stored is not None and not entry.is_watched:
+            entry.is_watched = True
+            self._watched.append(entry)
         self._forget_dropped()
         self._prune(entry.node)
 
     def restore(self, group: int, entry: Entry, block: int) -> None:
-        """Hear that an entry's contents are in a block of the device again."""
-        entry.block, entry.stored = block, None
-        self.known[group][block] = entry
-        self._attach(entry.node)
+        """Hear that an entry's contents are in a block of the device again.
+
+        Where its chunk was forgotten on the way, and made anew by somebody else, the block stays unknown.
+        """
+        entry.stored = None
+        if self._attach(entry.node):
+            entry.block = block
+            self.known[group][block] = entry
 
     def forget_stored(self, entry: Entry) -> None:
         """Hear that what a tier had is damaged or gone."""
@@ -166,19 +173,24 @@ class PrefixTree:
             del node.parent.children[node.tokens]
             node = node.parent
 
-    def _attach(self, node: Node) -> None:
-        """Undo ``_prune``: making room for a block on its way back may have emptied its chunk for a moment."""
+    def _attach(self, node: Node) -> bool:
+        """Undo ``_prune``: its chunk may have been empty for a moment. False = there is another one in its place."""
+        detached: list[tuple[Node, Node]] = []
         while node.parent is not None and node.parent.children.get(node.tokens) is not node:
-            node.parent.children[node.tokens] = node
+            if node.tokens in node.parent.children:
+                return False
+            detached.append((node.parent, node))
             node = node.parent
+        for parent, child in detached:
+            parent.children[child.tokens] = child
+        return True
 
     def _forget_dropped(self) -> None:
-        """Look at the two entries that were stored longest ago: often enough to keep up with what the tiers drop."""
-        for _ in range(min(2, len(self._stored))):
-            entry = self._stored.popleft()
-            if entry.stored is None:
-                continue
-            if not entry.stored.dropped:
-                self._stored.append(entry)
-                continue
-            self.forget_stored(entry)
+        """Look at the two entries longest not looked at: often enough to keep up with what the tiers drop."""
+        for _ in range(min(2, len(self._watched))):
+            entry = self._watched.popleft()
+            entry.is_watched = entry.is_stored
+            if entry.is_watched:
+                self._watched.append(entry)
+            elif entry.stored is not None:
+                self.forget_stored(entry)
