@@ -22,11 +22,11 @@ from faults.harness import (
     Pairing,
     compare_each,
     end_of,
-    hand_over,
     is_drained,
     kill,
     prepare,
     until,
+    use_every_block,
     wait_for_partial,
 )
 
@@ -125,7 +125,7 @@ def stop(world: OneWorld, fate: str) -> bool:
     if fate == "continues":
         assert end_of(context, request, seconds=5)["outcome"] != "completed"
         context.ask("free", request=request)
-        generation.ask("free", request=hand_over(world, context, generation, blocks=BLOCKS))
+        use_every_block(world, context, generation)
         time.sleep(0.05)
     return True
 

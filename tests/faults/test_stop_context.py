@@ -16,6 +16,7 @@ from faults.harness import (
     over_tcp,
     prepare,
     until,
+    use_every_block,
     wait_for_partial,
 )
 
@@ -57,7 +58,7 @@ def stop(cast: Cast, fate: str) -> bool:
     for number in later:
         assert generation.ask("wrong_blocks", request=number, seed=number)["wrong"] == 0
         generation.ask("free", request=number)
-    generation.ask("free", request=hand_over(cast, healthy, generation, blocks=BLOCKS))
+    use_every_block(cast, healthy, generation)
     statistics = generation.ask("statistics")
     assert statistics["free"] == statistics["total"]
     kill(context)
