@@ -1,47 +1,35 @@
 import pytest
-import torch
 
-from kvferry.checkpoint import model_geometry
 from kvferry.integrations.transformers.engine import GenerationRequest
-from kvferry.integrations.transformers.loading import LoadedModel
+
+NEW_TOKENS = 6
+STORY = " ".join(f"On day {day} the ferry took {day * 7 % 13} cars across the river." for day in range(1, 100))
+WINDOW = 512
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def small_gemma(tmp_path_factory) -> LoadedModel:
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(3)
-    config = Gemma3TextConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        sliding_window=16,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
-    )
-    model = Gemma3ForCausalLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter.data, std=0.3)
-    return LoadedModel(model, None, tmp_path_factory.getbasetemp(), model_geometry(config.to_dict(), "float32"), "cpu")
+def story(gemma3):
+    tokens = tuple(gemma3.tokenizer(STORY).input_ids)
+    assert len(tokens) > 1100
+    return tokens
 
 
-def test_the_geometry_says_which_layers_slide(small_gemma):
-    assert small_gemma.geometry.windows == (16, 16, None, 16)
+def test_every_sixth_layer_sees_everything(gemma3):
+    assert gemma3.geometry.windows == ((WINDOW,) * 5 + (None,)) * 3
+    assert (gemma3.geometry.kv_heads, gemma3.geometry.head_dim, gemma3.geometry.layers) == (1, 256, ())
 
 
-@pytest.mark.parametrize("length", [5, 16, 17, 90])
-def test_sliding_windows_hide_what_the_blocks_still_hold(small_gemma, make_engine, reference, length):
-    prompt = tuple(torch.randint(3, 128, (length,), generator=torch.Generator().manual_seed(length)).tolist())
-    engine = make_engine(small_gemma, prefill_chunk=24)
-    running = engine.prefill(GenerationRequest(1, prompt, 30, ignore_stop=True))
-    output = list(engine.decode(running))
-    assert output == reference(small_gemma, prompt, 30, chunk=24, ignore_stop=True)
-    assert len(set(output)) > 3
+@pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
+@pytest.mark.parametrize("kind", ["V1", "V2"])
+def test_greedy_decoding_equals_transformers_own_cache(gemma3, make_engine, reference, story, kind, reuse):
+    engine = make_engine(gemma3, 2048, kind=kind, reuse=reuse, prefill_chunk=280)
+    first, branch = story[:560], (*story[:540], *story[1000:1030])
+    for number, prompt in enumerate([first, branch] if reuse else [first]):
+        running = engine.prefill(GenerationRequest(number, prompt, NEW_TOKENS, ignore_stop=True))
+        assert running.cached_tokens == (512 if number else 0)
+        for group, table in zip(engine.manager.layout.groups, engine.manager.block_table(number), strict=True):
+            assert (table >= 0).sum() <= group.blocks_for(group.window or len(prompt)) + 1
+        assert list(engine.decode(running)) == reference(gemma3, prompt, NEW_TOKENS, chunk=280, ignore_stop=True)
+    assert all(engine.manager.statistics(group).in_use == 0 for group in range(len(engine.manager.layout.groups)))
