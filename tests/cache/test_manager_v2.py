@@ -487,11 +487,18 @@ class ScriptedTiers:
         self.reads_until_damage = 1000
         self.reading, self.may_read = threading.Event(), threading.Event()
         self.may_read.set()
+        self.waits_after, self.may_return = False, threading.Event()
 
     def __getattr__(self, name):
         return getattr(self._tiers, name)
 
     def load(self, block, out):
+        if self.waits_after:
+            self.waits_after = False
+            self._tiers.load(block, out)
+            self.reading.set()
+            assert self.may_return.wait(60)
+            return
         self.reading.set()
         assert self.may_read.wait(60)
         self.reads_until_damage -= 1
@@ -566,6 +573,42 @@ def test_two_requests_bring_one_prefix_back_at_the_same_time(scripted, make_tier
         manager.free(request)
     assert counts(manager, FULL)[2] == 0
     assert all(tier.blocks == 0 for tier in manager.statistics(FULL).tiers)
+
+
+def test_a_prefix_that_was_forgotten_and_computed_again_while_it_came_back_is_known_once(
+    scripted, make_manager, in_background, counts
+):
+    manager = make_manager(blocks=4, geometry=mixed(LATENT), options={"host_cache_size": 4 * 12 * 4})
+    prompt, other = [1, 2, 3, 4], [5, 6, 7, 8]
+
+    def know(request, tokens, size):
+        cached = manager.allocate(request, size, tokens)
+        compute(manager, request, tokens, cached)
+
+    def push_out(request):
+        manager.allocate(request, 4 * (4 - counts(manager)[2]))
+        manager.free(request)
+
+    know(1, prompt, 4)
+    manager.free(1)
+    push_out(2)
+    scripted[0].waits_after = True
+    slow = in_background(manager.allocate, 3, 8, prompt)
+    assert scripted[0].reading.wait(60)
+    assert manager.allocate(4, 4, prompt) == 4
+    manager.free(4)
+    know(5, other, 4)
+    manager.free(5)
+    push_out(6)  # with room below for one of the two: the prompt is known nowhere any more
+    know(7, prompt, 8)
+    scripted[0].may_return.set()
+    assert slow() == 4
+    assert manager.commit(7, prompt) == 4
+    assert manager.commit(3, prompt) == 4
+    for request in (3, 7):
+        verify(manager, request, prompt, 4)
+        manager.free(request)
+    assert counts(manager) == (3, 1, 0)
 
 
 def test_shutdown_waits_for_what_is_being_copied(scripted, make_tiered, in_background):
