@@ -3,7 +3,9 @@ import json
 import pytest
 
 from kvferry.checkpoint import load_model_spec, model_geometry
+from kvferry.testing.tiny_checkpoints import TINY_MODELS
 from kvferry_plugins.errors import ConfigError
+from kvferry_plugins.types import LayerShape, RoleShape
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
@@ -154,3 +156,103 @@ def test_a_config_that_does_not_say_the_shape_names_the_field(fields, setting):
     with pytest.raises(ConfigError, match=setting) as raised:
         model_geometry({**SMOLLM2, **fields})
     assert raised.value.setting == setting
+
+
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "head_dim": 64}
+
+
+def test_of_mla_one_latent_row_is_kept_and_its_geometry_says_so():
+    geometry = model_geometry({**SMOLLM2, **LATENT})
+    assert (geometry.kv_heads, geometry.head_dim) == (1, 576)
+    assert geometry.layers == (LayerShape((RoleShape("latent", 1, 576),), "latent"),) * 30
+
+
+def test_values_of_another_width_than_keys_are_described_layer_by_layer():
+    geometry = model_geometry({**SMOLLM2, "head_dim": 192, "v_head_dim": 128})
+    roles = (RoleShape("key", 3, 192), RoleShape("value", 3, 128))
+    assert geometry.layers == (LayerShape(roles),) * 30
+    assert model_geometry({**SMOLLM2, "v_head_dim": 64}).layers == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "roles", "stateful"),
+    [
+        (
+            {
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128,
+                "linear_conv_kernel_dim": 4,
+            },
+            {"conv": (2 * 16 + 32) * 128 * 4, "recurrent": 32 * 128 * 128},
+            [True, True, True, False],
+        ),
+        (
+            {
+                "linear_attn_config": {
+                    "full_attn_layers": [4],
+                    "kda_layers": [1, 2, 3],
+                    "num_heads": 32,
+                    "head_dim": 128,
+                }
+            },
+            {"conv": 3 * 32 * 128 * 4, "recurrent": 32 * 128 * 128},
+            [True, True, True, False],
+        ),
+        ({"conv_L_cache": 3, "full_attn_idxs": [2]}, {"conv": 3 * 576}, [True, True, False, True]),
+        (
+            {"conv_L_cache": 3, "layer_types": ["full_attention", "conv", "conv", "conv"]},
+            {"conv": 3 * 576},
+            [False, True, True, True],
+        ),
+    ],
+    ids=["Qwen3-Next", "Kimi Linear", "LFM2", "LFM2 with layer types"],
+)
+def test_a_hybrid_says_which_layers_keep_a_state_and_how_large(fields, roles, stateful):
+    geometry = model_geometry({**SMOLLM2, "num_hidden_layers": 4, **fields}, max_attention_window=[1024])
+    assert [shape.kind == "state" for shape in geometry.layers] == stateful
+    state = geometry.layers[stateful.index(True)]
+    assert {role.name: role.heads * role.width for role in state.roles} == roles
+    assert {role.name: role.dtype for role in state.roles}.items() <= {"conv": None, "recurrent": "float32"}.items()
+    assert geometry.windows == tuple(None if kept else 1024 for kept in stateful)
+    assert (geometry.kv_heads, geometry.head_dim) == (3, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting"),
+    [
+        ({"hybrid_override_pattern": "M*M*"}, "hybrid_override_pattern"),
+        ({"index_head_dim": 128, **LATENT}, "index_head_dim"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"layer_types": ["compressed_sparse_attention"] * 4}, "layer_types"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types"),
+        ({**LATENT, "qk_rope_head_dim": None}, "qk_rope_head_dim"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_layers_that_we_do_not_know_are_refused_and_not_taken_for_attention(fields, setting):
+    with pytest.raises(ConfigError, match=setting) as raised:
+        model_geometry({**SMOLLM2, "num_hidden_layers": 4, **fields})
+    assert raised.value.setting == setting
+
+
+def test_the_geometry_is_that_of_transformers_own_caches(tiny_checkpoint):
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    for name in TINY_MODELS:
+        folder = tiny_checkpoint(name)
+        geometry = model_geometry(load_model_spec(folder).pretrained_config)
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        cache = DynamicCache(config=model.config)
+        with torch.inference_mode():
+            model(torch.zeros((1, 1), dtype=torch.int64), cache=cache, use_cache=True)
+        for position, layer in enumerate(cache.layers):
+            shape = geometry.shape(position)
+            if shape.kind == "state":
+                kept = [state[0] for state in (layer.conv_states, layer.recurrent_states) if state[0] is not None]
+            else:
+                kept = [layer.keys, layer.values]
+            assert sum(tensor.numel() for tensor in kept) == sum(role.heads * role.width for role in shape.roles)
+            assert (getattr(layer, "sliding_window", None)) == shape.window
