@@ -92,8 +92,8 @@ def _state(text: Mapping[str, Any]) -> LayerShape:
     if optional(text, "conv_L_cache"):
         return _states(positive(text, "hidden_size") * positive(text, "conv_L_cache"))
     raise ConfigError(
-        f"'layer_types' in {CONFIG_NAME} name layers that keep a state, but not the fields of one that kvferry knows (Qwen3-Next's "
-        "linear_num_value_heads, Kimi Linear's linear_attn_config, LFM2's conv_L_cache)",
+        f"'layer_types' in {CONFIG_NAME} name layers that keep a state, but it has not the fields of one that kvferry "
+        "knows (Qwen3-Next's linear_num_value_heads, Kimi Linear's linear_attn_config, LFM2's conv_L_cache)",
         setting="layer_types",
     )
 

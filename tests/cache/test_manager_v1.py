@@ -1,8 +1,9 @@
 import pytest
 
 from kvferry.cache import memory
+from kvferry.cache.manager_v1 import KVCacheManagerV1
 from kvferry_plugins.errors import ConfigError
-from kvferry_plugins.types import LayerShape, ModelGeometry, RoleShape
+from kvferry_plugins.types import LayerShape, ManagerSpec, ModelGeometry, RoleShape
 
 
 @pytest.fixture
@@ -54,3 +55,10 @@ def test_what_is_not_keys_and_values_of_equal_layers_needs_v2(make_manager):
     make_manager(geometry=ModelGeometry(2, 2, 8, "float32", (None,) * 2, (usual, usual)))
     with pytest.raises(ConfigError, match=r"layer 1 keeps latent \(latent\); set .*use_kv_cache_manager_v2: true"):
         make_manager(geometry=ModelGeometry(2, 2, 8, "float32", (None,) * 2, (usual, latent)))
+
+
+def test_a_configured_window_has_no_effect_and_says_so(caplog):
+    geometry = ModelGeometry(2, 1, 8, "float32", (4, 4))
+    options = {"max_attention_window": (4,)}
+    KVCacheManagerV1(ManagerSpec("V1", geometry, 8, 64, 0.9, True, "cpu", options=options))
+    assert "max_attention_window has no effect" in caplog.text

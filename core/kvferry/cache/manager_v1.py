@@ -52,6 +52,8 @@ class KVCacheManagerV1(KVCacheManager):
         self._tables: dict[int, BlockIds] = {}
         self._lock = threading.Lock()
         _log.info("KVCacheManagerV1 on %s: %s", spec.device, self.pool_size)
+        if spec.options.get("max_attention_window"):
+            _log.warning("kv_cache_config.max_attention_window has no effect: KVCacheManagerV1 keeps every token")
 
     @property
     def layout(self) -> KvLayout:

@@ -47,8 +47,9 @@ def reference_engine(
     alone = {key: value for key, value in settings.items() if key not in ("cache_transceiver_config", "peers")}
     spec = load_model_spec(folder)
     plan = resolve(parse_engine_args(alone), model=spec, registry=registry, environ=os.environ)
-    dtype = plan.effective["kv_cache_config"]["dtype"]
-    geometry = model_geometry(spec.pretrained_config or {}, dtype)
+    cache_config = plan.effective["kv_cache_config"]
+    dtype, windows = cache_config["dtype"], cache_config["max_attention_window"]
+    geometry = model_geometry(spec.pretrained_config or {}, dtype, max_attention_window=windows)
     parts = build(plan, registry=registry, role=Role.GENERATION, geometry=geometry, model_identity={})
     try:
         limit_threads()

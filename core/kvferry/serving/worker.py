@@ -118,13 +118,14 @@ def running_service(
     spec = load_model_spec(folder)
     plan = resolve(args, model=spec, registry=registry, environ=os.environ)
     _require_transceiver(plan)
-    dtype = plan.effective["kv_cache_config"]["dtype"]
+    cache_config = plan.effective["kv_cache_config"]
+    dtype, windows = cache_config["dtype"], cache_config["max_attention_window"]
     bell = threading.Event()
     parts = build(
         plan,
         registry=registry,
         role=options.role,
-        geometry=model_geometry(spec.pretrained_config or {}, dtype),
+        geometry=model_geometry(spec.pretrained_config or {}, dtype, max_attention_window=windows),
         model_identity=model_identity(folder),
         bind=options.control_bind,
         on_event=lambda event: bell.set(),
