@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.02
 LOOK_ROUNDS = 64
 """Progress calls of every lane in one look."""
 
-_SIZES = ("lanes", "piece_bytes", STAGING_BYTES, "gather_below", COPY_THREADS)
+_SIZES = ("lanes", "piece_bytes", STAGING_BYTES, "gather_below", "scatter_below", COPY_THREADS)
 """Options that are the engine's; the others are the transport's."""
 
 STAGING_DEFAULT = 32 << 20
@@ -67,7 +67,7 @@ class NativeAgent(BlockTransferAgent):
 
     Args:
         spec: ``name`` for messages, ``device`` for what is registered. ``options``: ``lanes`` (threads, each with an
-            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``, ``copy_threads`` (that
+            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``, ``scatter_below``, ``copy_threads`` (that
             copy at once to a peer of this host, lanes among them); any other is the transport's own.
         transport: its name, as ``kvferry_native`` has it.
         path: a third party's shared object instead.
@@ -149,7 +149,7 @@ class NativeAgent(BlockTransferAgent):
         if found is None or self._closed:
             return
         found.watch.close()
-        self._engine.disconnect(peer)
+        self._engine.disconnect(peer, fenced=found.fenced)
 
     # --- transfers ----------------------------------------------------------------------------------------------
 
@@ -286,6 +286,8 @@ def _make_engine(transport: str, path: str | None, spec: AgentSpec) -> "Engine":
     sizes: dict[str, Any] = {key: int(options.pop(key)) for key in _SIZES if key in options}
     map_peers = bool(options.pop(MAP_PEERS, True))
     sizes.setdefault(STAGING_BYTES, STAGING_DEFAULT)
+    if transport == "mpi":  # it sends scattered memory as one message by itself
+        sizes.setdefault("scatter_below", 0)
     try:
         return kvferry_native.Engine(
             path or str(kvferry_native.transport_path(transport)),

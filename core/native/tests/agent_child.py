@@ -67,6 +67,24 @@ class Child:
         ids = (np.array(each, dtype=np.int32) for each in (src, dst))
         return self.agent.submit_blocks(peer, BlockMap([pool]), *ids)
 
+    def write_scattered(self, peer, address, length):
+        """The first half, shuffled, to every second place of the target."""
+        count = len(self.buffer) // length // 2
+        offsets = np.random.default_rng(length).permutation(np.arange(count, dtype=np.int64)) * length
+        sizes = np.full(count, length, dtype=np.int64)
+        return self.agent.submit(peer, offsets + self.buffer.ctypes.data, 2 * offsets + address, sizes)
+
+    def wrong_scattered(self, seed, length):
+        rows = self.buffer.reshape(-1, 2, length)
+        wanted = _pattern(seed, len(self.buffer))[: len(rows) * length].reshape(-1, length)
+        return int(np.count_nonzero(rows[:, 0] != wanted)) + int(np.count_nonzero(rows[:, 1]))
+
+    def placed(self):
+        return self.agent._engine.placed
+
+    def clear(self):
+        self.buffer[:] = 0
+
     def block(self, number):
         return int(self.buffer[number * BLOCK : (number + 1) * BLOCK].astype(np.int64).sum())
 

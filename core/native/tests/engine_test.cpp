@@ -136,6 +136,178 @@ void small_blocks_are_gathered(std::uint64_t staging_bytes) {
     }
 }
 
+EngineOptions scattering(Options transport = {}) {
+    EngineOptions options;
+    options.staging_bytes = 8 << 20;
+    options.transport = std::move(transport);
+    return options;
+}
+
+// Blocks of 512 bytes from all over the place to all over the place, odd ones with a gap.
+struct Scattered {
+    static constexpr std::size_t kBlock = 512, kBlocks = kBytes / kBlock;
+    Side &from, &to;
+    std::vector<std::int32_t> src = std::vector<std::int32_t>(kBlocks), dst = src;
+
+    Scattered(Side &writer, Side &target) : from(writer), to(target) {
+        for (std::size_t index = 0; index < kBlocks; ++index) {
+            src[index] = static_cast<std::int32_t>(index * 4099 % kBlocks);
+            dst[index] = static_cast<std::int32_t>(index * 2731 % kBlocks);
+        }
+    }
+
+    BlockOrder order(std::size_t first, std::size_t count) const {
+        const std::vector<Run> runs{{0, 0, 200}, {300, 300, 212}};
+        const PoolPair pool{from.address(), kBlock, kBlocks, to.address(), kBlock, kBlocks, runs};
+        auto map = std::make_shared<const BlockMap>(std::vector<PoolPair>{pool});
+        const auto begin = static_cast<std::ptrdiff_t>(first), end = static_cast<std::ptrdiff_t>(first + count);
+        return {map, {src.begin() + begin, src.begin() + end}, {dst.begin() + begin, dst.begin() + end}};
+    }
+
+    bool arrived(std::size_t first, std::size_t count) const {
+        for (std::size_t index = first; index < first + count; ++index) {
+            const auto *source = &from.memory[static_cast<std::size_t>(src[index]) * kBlock];
+            const auto *target = &to.memory[static_cast<std::size_t>(dst[index]) * kBlock];
+            if (!std::equal(source, source + 200, target) || !std::equal(source + 300, source + 512, target + 300) ||
+                std::any_of(target + 200, target + 300, [](auto byte) { return byte != 0; })) {
+                return false;
+            }
+        }
+        return true;
+    }
+};
+
+// The writer's transport refuses posts of several segments: what arrives was scattered by the target.
+void short_segments_are_scattered_by_the_target(Options transport) {
+    transport["refuse_lists"] = "1";
+    Side from(scattering(std::move(transport))), to(scattering());
+    from.fill();
+    const PeerId peer = meet(from, to);
+    meet(to, from);
+    const Scattered blocks(from, to);
+    // Until the target's grant is there.
+    CHECK(eventually([&] { return from.wait(from.engine.submit_blocks(peer, blocks.order(0, 64))).ok; }));
+    for (int round = 0; round < 3; ++round) {
+        std::fill(to.memory.begin(), to.memory.end(), std::uint8_t{0});
+        const auto end = from.wait(from.engine.submit_blocks(peer, blocks.order(0, Scattered::kBlocks)));
+        CHECK(end.ok && end.nbytes == Scattered::kBlocks * 412);
+        CHECK(blocks.arrived(0, Scattered::kBlocks));
+    }
+}
+
+// Blocks that the target has freed by then are somebody else's.
+void nothing_is_placed_once_a_scattered_transfer_is_over() {
+    Side from(scattering({{"delay_us", "500"}})), to(scattering());
+    from.fill();
+    const PeerId peer = meet(from, to);
+    meet(to, from);
+    const Scattered blocks(from, to);
+    for (int round = 0; round < 30; ++round) {
+        const auto id = from.engine.submit_blocks(peer, blocks.order(0, Scattered::kBlocks));
+        std::this_thread::sleep_for(std::chrono::microseconds(200 * round));
+        from.engine.cancel(id, "enough");
+        from.wait(id);
+        std::fill(to.memory.begin(), to.memory.end(), std::uint8_t{0});
+        std::this_thread::sleep_for(2ms);
+        CHECK(std::all_of(to.memory.begin(), to.memory.end(), [](auto byte) { return byte == 0; }));
+    }
+}
+
+void what_the_target_no_longer_has_is_refused_and_told() {
+    Side from(scattering()), to(scattering());
+    std::vector<std::uint8_t> other(1 << 20);
+    const auto there = reinterpret_cast<std::uint64_t>(other.data());
+    const auto registration = to.engine.register_memory({{there, other.size(), KVFERRY_CPU, 0}});
+    const PeerId peer = meet(from, to);
+    meet(to, from);
+    from.fill();
+    std::vector<Segment> segments;
+    for (std::uint64_t index = 0; index < 64; ++index) {
+        segments.push_back({from.address() + index * 4096, there + index * 8192, 4096});
+    }
+    CHECK(from.wait(from.engine.submit(peer, segments)).ok && other[8192] == from.memory[4096]);
+    to.engine.deregister_memory(registration);
+    std::fill(other.begin(), other.end(), std::uint8_t{0});
+    const auto end = from.wait(from.engine.submit(peer, segments));
+    CHECK(!end.ok && end.error == "the target has not registered that memory" && end.nbytes == 0);
+    CHECK(std::all_of(other.begin(), other.end(), [](auto byte) { return byte == 0; }));
+}
+
+void many_writers_have_slots_of_their_own_and_a_target_that_leaves_ends_them() {
+    auto to = std::make_unique<Side>(scattering());
+    std::vector<std::unique_ptr<Side>> writers;
+    std::vector<PeerId> peers, known;
+    std::vector<TransferId> ids;
+    constexpr std::size_t kEach = Scattered::kBlocks / 4;
+    for (std::size_t index = 0; index < 4; ++index) {
+        writers.push_back(std::make_unique<Side>(scattering({{"again_every", "3"}})));
+        writers.back()->fill();
+        peers.push_back(meet(*writers.back(), *to));
+        known.push_back(meet(*to, *writers.back()));
+    }
+    for (int round = 0; round < 5; ++round) {
+        std::fill(to->memory.begin(), to->memory.end(), std::uint8_t{0});
+        ids.clear();
+        for (std::size_t index = 0; index < 4; ++index) {
+            const Scattered blocks(*writers[index], *to);
+            ids.push_back(writers[index]->engine.submit_blocks(peers[index], blocks.order(index * kEach, kEach)));
+        }
+        for (std::size_t index = 0; index < 4; ++index) {
+            CHECK(writers[index]->wait(ids[index]).ok);
+            CHECK(Scattered(*writers[index], *to).arrived(index * kEach, kEach));
+        }
+    }
+    for (std::size_t index = 0; index < 4; ++index) {
+        const Scattered blocks(*writers[index], *to);
+        ids[index] = writers[index]->engine.submit_blocks(peers[index], blocks.order(0, Scattered::kBlocks));
+    }
+    to->engine.disconnect(known[0]);
+    to->engine.disconnect(known[1], true);
+    to.reset();
+    for (std::size_t index = 0; index < 4; ++index) writers[index]->wait(ids[index]);
+}
+
+void damaged_runs_and_notices_are_refused() {
+    TransportAgent agent(inprocess(), {});
+    Landing landing(agent, 4 << 20);
+    RegionTable memory;
+    std::vector<std::uint8_t> pool(4096);
+    const auto address = reinterpret_cast<std::uint64_t>(pool.data());
+    memory.add({address, pool.size(), KVFERRY_CPU, 0});
+    const EngineKey writer{1, 2}, stranger{3, 4};
+    const Grant grant = *landing.grant(writer);
+    CHECK(grant.slots.size() == 4 && !landing.grant(stranger));
+    const std::uint64_t slot = grant.slots[0];
+    const std::vector<std::uint8_t> source(64, 7);
+    const auto from = reinterpret_cast<std::uint64_t>(source.data());
+    std::uint64_t post = 0;
+    const auto place = [&](std::vector<Segment> segments, std::int64_t more = 0, EngineKey key = {1, 2}) {
+        const std::uint64_t nbytes = pack(slot, segments);
+        return landing.place({key, ++post, slot, nbytes + static_cast<std::uint64_t>(more)}, memory);
+    };
+    CHECK(place({{from, address, 32}, {from, address + 100, 32}}).empty() && pool[131] == 7 && pool[132] == 0);
+    std::fill(pool.begin(), pool.end(), std::uint8_t{0});
+    // Told again: it was done, and the pool may be another's by now.
+    CHECK(landing.place({writer, post, slot, 96}, memory).empty() && pool[0] == 0);
+    CHECK(place({{from, address, 32}, {from, address + 4090, 32}}) == "the target has not registered that memory");
+    CHECK(place({{from, address, 32}}, -1) == "the run is shorter than its list says");
+    CHECK(place({{from, address, 32}}, std::int64_t{1} << 40) == "the run is longer than its slot, or damaged");
+    const std::uint64_t many = UINT64_MAX / 16;
+    std::memcpy(reinterpret_cast<void *>(slot), &many, sizeof many);
+    CHECK(landing.place({writer, ++post, slot, 1000}, memory) == "the run is longer than its slot, or damaged");
+    CHECK(landing.place({writer, ++post, slot, 3}, memory) == "the run is longer than its slot, or damaged");
+    CHECK(landing.place({writer, ++post, slot + 8, 100}, memory) == "that slot is another writer's");
+    CHECK(place({{from, address, 32}}, 0, stranger) == "the target has granted no slot to this writer");
+    CHECK(std::all_of(pool.begin(), pool.end(), [](auto byte) { return byte == 0; }));
+    landing.end(writer, false);
+    CHECK(!landing.grant(stranger));
+    const Bytes notice = encode(Notice{Placed{writer, 5, "no"}});
+    CHECK(std::get<Placed>(decode_notice(notice)).error == "no");
+    for (std::size_t length = 0; length < notice.size(); ++length) {
+        CHECK(!message_of<Error>([&] { decode_notice(std::span(notice).first(length)); }).empty());
+    }
+}
+
 // A file in memory that cannot shrink, as our pools are.
 struct SharedMemory {
     FileDescriptor file{static_cast<int>(::syscall(SYS_memfd_create, "test", MFD_ALLOW_SEALING))};
@@ -358,6 +530,12 @@ int main() {
     failures_end_a_transfer_once();
     cancellation_ends_once_nothing_is_in_flight();
     deregistering_ends_what_would_be_read_from_there();
+    short_segments_are_scattered_by_the_target({});
+    short_segments_are_scattered_by_the_target({{"delay_us", "300"}, {"again_every", "2"}});
+    nothing_is_placed_once_a_scattered_transfer_is_over();
+    what_the_target_no_longer_has_is_refused_and_told();
+    many_writers_have_slots_of_their_own_and_a_target_that_leaves_ends_them();
+    damaged_runs_and_notices_are_refused();
     copiers_share_a_transfer();
     copiers_are_cancelled_and_closed();
     many_threads_and_peers();

@@ -36,6 +36,67 @@ def test_block_lists_are_planned_by_the_engine_and_what_is_missing_on_either_sid
     assert [target.ask("block", number=number) for number in (7, 3)] == [0, 0]
 
 
+def test_short_segments_are_scattered_by_a_target_that_knows_the_writer(start):
+    writer, target = start("writer", map_peers=False), start("target")
+    writer.peer = writer.ask("connect", descriptor=target.descriptor)
+    writer.ask("fill", seed=6)
+
+    def placed_by(length):
+        before = target.ask("placed")
+        target.ask("clear")
+        transfer = writer.ask("write_scattered", peer=writer.peer, address=target.address, length=length)
+        assert writer.ask("outcome", transfer=transfer) == {"ok": True, "error": None}
+        assert target.ask("wrong_scattered", seed=6, length=length) == 0
+        return target.ask("placed") - before
+
+    assert placed_by(length=512) == 0  # one by one: nobody has granted anything
+    target.ask("connect", descriptor=writer.descriptor)
+    until = time.monotonic() + 30
+    while not placed_by(length=512):
+        assert time.monotonic() < until
+    assert placed_by(length=2048) > 0
+    assert placed_by(length=65536) == 0
+    assert (writer.end(), target.end()) == (0, 0)
+
+
+def test_a_writer_that_is_killed_in_the_middle_of_scattering_writes_nothing_once_it_is_fenced(start):
+    writer, target = start("writer", map_peers=False), start("target")
+    writer.peer = writer.ask("connect", descriptor=target.descriptor)
+    target.peer = target.ask("connect", descriptor=writer.descriptor)
+    until = time.monotonic() + 30
+    while not target.ask("placed"):
+        writer.ask("write_scattered", peer=writer.peer, address=target.address, length=512)
+        assert time.monotonic() < until
+    writer.kill()
+    until = time.monotonic() + 30
+    while target.ask("fence", peer=target.peer) != "FENCED":
+        assert time.monotonic() < until
+    target.ask("clear")
+    target.ask("disconnect", peer=target.peer)
+    second = start("second", map_peers=False)
+    assert target.ask("zeros_outside", here=0, nbytes=0)
+    peer = second.ask("connect", descriptor=target.descriptor)
+    target.ask("connect", descriptor=second.descriptor)
+    second.ask("fill", seed=7)
+    transfer = second.ask("write_scattered", peer=peer, address=target.address, length=512)
+    assert second.ask("outcome", transfer=transfer)["ok"]
+    assert target.ask("wrong_scattered", seed=7, length=512) == 0
+
+
+def test_a_target_that_is_killed_in_the_middle_of_scattering_ends_the_transfer(start):
+    writer, target = start("writer", map_peers=False), start("target")
+    writer.peer = writer.ask("connect", descriptor=target.descriptor)
+    target.ask("connect", descriptor=writer.descriptor)
+    asked = {"peer": writer.peer, "address": target.address, "length": 512}
+    transfers, until = [], time.monotonic() + 30
+    while not target.ask("placed"):
+        transfers.append(writer.ask("write_scattered", **asked))
+        assert time.monotonic() < until
+    target.kill()
+    assert all(writer.ask("outcome", transfer=transfer) for transfer in transfers)
+    assert writer.end() == 0
+
+
 def test_a_block_list_that_names_a_block_twice_is_a_failed_completion(pair):
     writer, target = pair
     transfer = writer.ask("write_blocks", peer=writer.peer, address=target.address, src=[1, 2], dst=[3, 3])

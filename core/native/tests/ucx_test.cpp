@@ -27,6 +27,7 @@ struct Side {
         EngineOptions options;
         options.lanes = lanes;
         options.pieces = {256 << 10, 32, 4};
+        options.staging_bytes = 4 << 20;
         return options;
     }
 
@@ -59,6 +60,19 @@ void move(int fd, void *bytes, std::size_t nbytes, bool out) {
             side.engine.close();
             std::exit(0);
         }
+        if (command == 'c') {
+            std::uint64_t length = 0;
+            move(in, &length, sizeof length, false);
+            Bytes writer(length);
+            move(in, writer.data(), length, false);
+            side.engine.connect(writer, FileDescriptor());
+            continue;
+        }
+        if (command == 'p') {
+            std::uint64_t placed = side.engine.placed();
+            move(out, &placed, sizeof placed, true);
+            continue;
+        }
         std::uint64_t sum = 0;
         for (std::size_t index = 0; index < kBytes; ++index) sum += side.memory[index] * (index % 251);
         move(out, &sum, sizeof sum, true);
@@ -83,6 +97,21 @@ struct Target {
     }
 
     void tell(char command) const { move(to, &command, 1, true); }
+
+    std::uint64_t ask(char command) const {
+        std::uint64_t answer = 0;
+        tell(command);
+        move(from, &answer, sizeof answer, false);
+        return answer;
+    }
+
+    void know(Engine &writer) const {
+        Bytes theirs = writer.descriptor();
+        std::uint64_t length = theirs.size();
+        tell('c');
+        move(to, &length, sizeof length, true);
+        move(to, theirs.data(), length, true);
+    }
 
     void greet() {
         std::uint64_t head[2];
@@ -118,17 +147,43 @@ Completion wait(Engine &engine, TransferId id) {
 
 void bytes_arrive(Side &writer, Target &target, PeerId peer) {
     for (std::size_t count : {1, 16, 2048}) {
-        std::uint64_t expected = 0, sum = 0;
+        std::uint64_t expected = 0;
         for (std::size_t index = 0; index < kBytes; ++index) {
             writer.memory[index] = static_cast<std::uint8_t>(index * 31 + count);
             expected += writer.memory[index] * (index % 251);
         }
         const auto id = writer.engine.submit(peer, pieces(writer, target, count));
         CHECK(wait(writer.engine, id).ok);
-        target.tell('s');
-        move(target.from, &sum, sizeof sum, false);
-        CHECK(sum == expected);
+        CHECK(target.ask('s') == expected);
     }
+}
+
+// Pieces of 1 KiB, of which every second place of the target gets one.
+void short_segments_are_scattered(const char *transport, Target &target) {
+    Side writer(transport, 1);
+    const PeerId peer = writer.engine.connect(target.descriptor, target.process());
+    target.know(writer.engine);
+    constexpr std::size_t kPiece = 1 << 10, kCount = kBytes / kPiece / 2;
+    std::vector<Segment> segments;
+    for (std::size_t index = 0; index < kCount; ++index) {
+        segments.push_back({writer.address() + index * kPiece, target.address + (index * 7919 % kCount) * 2 * kPiece, kPiece});
+    }
+    const Segment zeros{writer.address(), target.address, kBytes};
+    CHECK(wait(writer.engine, writer.engine.submit(peer, {zeros})).ok);
+    CHECK(eventually([&] {
+        for (std::size_t index = 0; index < kBytes; ++index) writer.memory[index] = static_cast<std::uint8_t>(index * 13 + 1);
+        CHECK(wait(writer.engine, writer.engine.submit(peer, segments)).ok);
+        return target.ask('p') > 0;
+    }));
+    std::uint64_t sum = 0;
+    for (const Segment &segment : segments) {
+        for (std::size_t index = 0; index < kPiece; ++index) {
+            const std::size_t there = segment.dst - target.address + index;
+            sum += writer.memory[segment.src - writer.address() + index] * (there % 251);
+        }
+    }
+    CHECK(target.ask('s') == sum);
+    writer.engine.disconnect(peer);
 }
 
 void a_killed_target_ends_its_transfers(Side &writer, Target &target, PeerId peer) {
@@ -157,6 +212,7 @@ int main(int count, char **arguments) {
     bytes_arrive(writer, first, to_first);
     a_killed_target_ends_its_transfers(writer, first, to_first);
     bytes_arrive(writer, second, to_second);
+    short_segments_are_scattered(arguments[1], second);
     CHECK(wait(writer.engine, writer.engine.submit(to_second, {})).ok);
     second.tell('q');
     int status = 0;

@@ -78,7 +78,8 @@ Engine::Engine(TransportLibrary library, const EngineOptions &options)
         throw Error(KVFERRY_INVALID, "a piece has at least one byte and one segment, and one of them may be posted");
     }
     const LaneOptions limits{options.spin, options.pieces.nbytes, options.pieces.copied_bytes(), options.staging_bytes, options.pieces.in_flight,
-                             options.gather_below};
+                             options.gather_below, options.scatter_below,
+                             options.scatter_below > 0 ? options.staging_bytes : 0, key_};
     for (std::size_t index = 0; index < options.lanes; ++index) {
         lanes_.push_back(std::make_unique<Lane>(index, library_, options.transport, limits, book_, bells_));
     }
@@ -114,6 +115,7 @@ std::uint64_t Engine::register_memory(const std::vector<Region> &regions) {
             throw;
         }
     }
+    for (const auto &lane : lanes_) lane->remember(regions);
     for (const Region &region : regions) {
         memory_.add(region);
         if (const auto backing = find_backing(region)) backings_[{region.address, region.nbytes}] = *backing;
@@ -157,6 +159,7 @@ void Engine::deregister_memory(std::uint64_t id) {
     memory_ = std::move(left);
     for (const Region &region : registration.regions) backings_.erase({region.address, region.nbytes});
     for (std::size_t index = 0; index < lanes_.size(); ++index) {
+        lanes_[index]->forget(registration.regions);
         lanes_[index]->call([&](TransportAgent &agent) {
             for (auto handle : registration.handles[index]) agent.deregister_memory(handle);
         });
@@ -194,12 +197,17 @@ PeerId Engine::connect(std::span<const std::uint8_t> body, FileDescriptor proces
     peer->in_flight.resize(lanes_.size());
     for (std::size_t index = 0; index < descriptor.regions.size(); ++index) {
         peer->regions.add(descriptor.regions[index]);
+        peer->on_host &= descriptor.regions[index].device_kind == KVFERRY_CPU;
         if (const auto &backing = descriptor.backings[index]; backing && map_peers_) {
             peer->mapped.map(peer->process, descriptor.regions[index], *backing);
         }
     }
     connect_lanes(*peer, descriptor.lanes);
     if (!peer->mapped.empty()) start_copiers();
+    // What lanes tell each other needs pairs of them.
+    if (descriptor.lanes.size() == lanes_.size()) {
+        for (const auto &lane : lanes_) lane->meet(*peer);
+    }
     peer->id = next_id_++;
     peers_.emplace(peer->id, peer);
     return peer->id;
@@ -230,14 +238,14 @@ void Engine::disconnect_lanes(const Peer &peer) {
     }
 }
 
-void Engine::disconnect(PeerId id) {
+void Engine::disconnect(PeerId id, bool fenced) {
     const std::lock_guard lock(mutex_);
     const auto found = peers_.find(id);
     if (found == peers_.end()) return;
     const auto peer = std::move(found->second);
     peers_.erase(found);
     book_.leave(peer, "disconnected");
-    disconnect_lanes(*peer);
+    for (const auto &lane : lanes_) lane->part(*peer, fenced);
 }
 
 bool Engine::maps(PeerId id) const {
@@ -306,6 +314,12 @@ std::uint64_t Engine::rounds() const {
     std::uint64_t fewest = UINT64_MAX;
     for (const auto &lane : lanes_) fewest = std::min(fewest, lane->rounds());
     return fewest;
+}
+
+std::uint64_t Engine::placed() const {
+    std::uint64_t all = 0;
+    for (const auto &lane : lanes_) all += lane->placed();
+    return all;
 }
 
 }  // namespace kvferry

@@ -22,6 +22,9 @@ struct EngineOptions {
     std::uint64_t staging_bytes = 0;
     // 32 KiB: up to 16 KiB gathering won everywhere, at 64 KiB nowhere by much (benchmarks/gathering.py).
     std::uint64_t gather_below = 32 << 10;
+    // Where puts would be shorter than this on average, they go as one run to a buffer of the target's, as large as
+    // the staging buffer, and are scattered there; 0 = never. 8 KiB: benchmarks/scattering.py.
+    std::uint64_t scatter_below = 8 << 10;
     std::chrono::microseconds spin{50};
     // Write by copying where the peer is of this host and its memory can be mapped; the transport is for the rest.
     bool map_peers = true;
@@ -46,7 +49,8 @@ public:
     Bytes descriptor();
     // `process`: a pidfd of the peer, which the engine keeps; -1 = not a process of this host.
     PeerId connect(std::span<const std::uint8_t> descriptor, FileDescriptor process);
-    void disconnect(PeerId peer);
+    // `fenced`: it is proven that the peer never writes here again.
+    void disconnect(PeerId peer, bool fenced = false);
     // Whether writes to a peer are copies, at least to some of its memory.
     bool maps(PeerId peer) const;
 
@@ -64,6 +68,8 @@ public:
     void nudge(unsigned rounds);
     // Progress calls so far of the lane that made the fewest.
     std::uint64_t rounds() const;
+    // Runs of short segments that were put into place here.
+    std::uint64_t placed() const;
     // End the threads and release everything. Idempotent. Not to be called beside other calls.
     void close();
 

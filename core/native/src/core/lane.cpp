@@ -20,6 +20,9 @@ constexpr auto kNapInFlight = 10ms;
 
 constexpr unsigned kRefusedSleeps = 256;
 
+// For the last words to leave.
+constexpr int kProgressCallsAtEnd = 16;
+
 constexpr unsigned kCopiesBetween = 64;
 
 // From one look at a transport without a descriptor to the next, while something is in demand but nothing moves.
@@ -64,6 +67,26 @@ void Lane::enqueue(std::function<void(TransportAgent &)> task) {
     wake();
 }
 
+void Lane::remember(const std::vector<Region> &regions) {
+    enqueue([this, regions](TransportAgent &) { exchange_->remember(regions); });
+}
+
+void Lane::forget(const std::vector<Region> &regions) {
+    enqueue([this, regions](TransportAgent &) { exchange_->forget(regions); });
+}
+
+void Lane::meet(const Peer &peer) {
+    enqueue([this, key = peer.key, handle = handle(peer)](TransportAgent &) { exchange_->meet(key, handle); });
+}
+
+void Lane::part(const Peer &peer, bool fenced) {
+    enqueue([this, key = peer.key, handle = handle(peer), fenced](TransportAgent &) {
+        exchange_->part(key, fenced);
+        leaving_.push_back(handle);
+        leave_those_that_answered();
+    });
+}
+
 void Lane::set_active(bool active) {
     active_ = active;
     wake();
@@ -82,15 +105,22 @@ void Lane::run(const TransportLibrary &library, const Options &options, std::pro
         if (limits_.staging_bytes > 0) {
             staging_ = std::make_unique<Staging>(*agent_, limits_.staging_bytes, limits_.staging_slots);
         }
+        exchange_ = std::make_unique<RunExchange>(
+            *agent_, limits_.key, limits_.landing_bytes,
+            [this](const Piece &piece, const std::string &error) { book_.finish(piece, index_, error); });
     } catch (...) {
         agent_.reset();
+        exchange_.reset();
         ready.set_exception(std::current_exception());
         return;
     }
     ready.set_value();
     loop();
+    exchange_->part_all();
+    for (int call = 0; call < kProgressCallsAtEnd; ++call) agent_->progress();
     agent_.reset();
     staging_.reset();
+    exchange_.reset();
 }
 
 void Lane::loop() {
@@ -99,7 +129,7 @@ void Lane::loop() {
         moved |= plan_one();
         moved |= post_one();
         // A lane that only copies asks its transport now and then: to ask may cost more than a piece's copy.
-        if (!copied_ || !posted_.empty() || ++copies_ % kCopiesBetween == 0) moved |= progress();
+        if (!copied_ || in_flight() || ++copies_ % kCopiesBetween == 0) moved |= progress();
         rest(moved);
     }
     run_tasks();
@@ -148,6 +178,8 @@ Plan Lane::plan_of(const Transfer &transfer) const {
         plan.segments = split_long(std::move(plan.segments), limits_.copied_bytes);
         plan.copies = plan.segments.size();
     }
+    plan.scatters = exchange_->has_slots_of(*transfer.peer) && staging_ != nullptr && on_host_ &&
+                    transfer.peer->on_host && is_worth_scattering(segments, limits_.scatter_below);
     segments = split_long(std::move(segments), limits_.piece_bytes);
     plan.segments.insert(plan.segments.end(), segments.begin(), segments.end());
     return plan;
@@ -177,10 +209,17 @@ bool Lane::post_one() {
 }
 
 bool Lane::post(const Piece &piece) {
+    Posted posted{piece, std::nullopt, std::nullopt};
     std::optional<Staging::Gathered> gathered;
-    if (staging_ != nullptr && on_host_) gathered = staging_->gather(piece.segments(), limits_.gather_below);
+    if (may_scatter(piece)) {
+        if (!(gathered = pack(posted))) return false;
+    } else if (staging_ != nullptr && on_host_) {
+        gathered = staging_->gather(piece.segments(), limits_.gather_below);
+    }
+    if (gathered) posted.slot = gathered->slot;
     const auto give_back = [&] {
-        if (gathered) staging_->release(gathered->slot);
+        if (posted.slot) staging_->release(*posted.slot);
+        if (posted.run) exchange_->release(*piece.transfer->peer, posted.run->slot);
     };
     try {
         const auto segments = gathered ? std::span<const Segment>(gathered->segments) : piece.segments();
@@ -192,15 +231,47 @@ bool Lane::post(const Piece &piece) {
         give_back();
         throw;
     }
-    posted_.emplace(next_post_++, Posted{piece, gathered ? std::optional(gathered->slot) : std::nullopt});
+    posted_.emplace(next_post_++, std::move(posted));
     return true;
+}
+
+bool Lane::may_scatter(const Piece &piece) const {
+    if (!piece.transfer->scatters || staging_ == nullptr || !on_host_) return false;
+    const std::uint64_t nbytes = piece.range.nbytes + list_bytes(piece.segments().size());
+    return staging_->fits(nbytes) && exchange_->fits(*piece.transfer->peer, nbytes);
+}
+
+// Nothing if all slots are taken, here or at the target.
+std::optional<Staging::Gathered> Lane::pack(Posted &posted) {
+    const Peer &peer = *posted.piece.transfer->peer;
+    const auto segments = posted.piece.segments();
+    const std::uint64_t nbytes = posted.piece.range.nbytes + list_bytes(segments.size());
+    const auto slot = exchange_->reserve(peer, nbytes);
+    if (!slot) return std::nullopt;
+    auto packed = staging_->pack(segments, *slot);
+    if (packed) {
+        posted.run = PackedRun{posted.piece, handle(peer), *slot, nbytes};
+    } else {
+        exchange_->release(peer, *slot);
+    }
+    return packed;
 }
 
 bool Lane::progress() {
     const auto completions = agent_->progress();
     for (const auto &completion : completions) settle(completion);
+    const bool heard = exchange_->advance();
     ++rounds_;
-    return !completions.empty();
+    leave_those_that_answered();
+    return heard || !completions.empty();
+}
+
+void Lane::leave_those_that_answered() {
+    std::erase_if(leaving_, [this](std::uint64_t handle) {
+        if (exchange_->waits_for(handle)) return false;
+        agent_->disconnect(handle, false);
+        return true;
+    });
 }
 
 void Lane::settle(const kvferry_completion &completion) {
@@ -209,13 +280,26 @@ void Lane::settle(const kvferry_completion &completion) {
     const Posted posted = std::move(found->second);
     posted_.erase(found);
     if (posted.slot) staging_->release(*posted.slot);
-    book_.finish(posted.piece, index_, reason(completion));
+    std::string error = reason(completion);
+    if (posted.run && error.empty() && !book_.is_stopped(*posted.piece.transfer)) {
+        exchange_->announce(completion.post, *posted.run);
+        return;
+    }
+    if (posted.run && !error.empty()) exchange_->retire(*posted.piece.transfer->peer, posted.run->slot);
+    if (posted.run && error.empty()) {
+        exchange_->release(*posted.piece.transfer->peer, posted.run->slot);
+        // What has landed and is not announced is not there.
+        error = "stopped";
+    }
+    book_.finish(posted.piece, index_, error);
 }
 
-bool Lane::in_demand() const { return !posted_.empty() || active_ || nudges_ > 0; }
+bool Lane::in_flight() const { return !posted_.empty() || exchange_->waits(); }
+
+bool Lane::in_demand() const { return in_flight() || active_ || nudges_ > 0; }
 
 void Lane::rest(bool moved) {
-    const bool working = !posted_.empty() || book_.has_work();
+    const bool working = in_flight() || book_.has_work();
     if (nudges_ > 0) --nudges_;
     if (moved) {
         last_move_ = Clock::now();
@@ -238,7 +322,7 @@ void Lane::rest(bool moved) {
     } else {
         sleep(working ? kNapInFlight : -1ms);
     }
-    if (!posted_.empty()) forget_dead_peers();
+    if (in_flight()) forget_dead_peers();
 }
 
 void Lane::sleep(std::chrono::milliseconds longest) {
@@ -265,6 +349,7 @@ void Lane::forget_dead_peers() {
         book_.leave(peer, kProcessEnded);
         agent_->disconnect(handle(*peer), true);
     }
+    exchange_->drop_dead();
 }
 
 }  // namespace kvferry

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "file_descriptor.hpp"
+#include "run_exchange.hpp"
 #include "staging.hpp"
 #include "transfers.hpp"
 #include "transport.hpp"
@@ -27,12 +28,18 @@ struct LaneOptions {
     std::size_t staging_slots = 4;
     // Segments that are at least so long go straight from where they are.
     std::uint64_t gather_below = 0;
+    // Where puts would be shorter than this, the target scatters.
+    std::uint64_t scatter_below = 0;
+    // 0 = nothing is scattered here.
+    std::uint64_t landing_bytes = 0;
+    EngineKey key{};
 };
 
-// A piece on its way, and the staging slot that it leaves from.
+// A piece on its way, the staging slot that it leaves from, and the one of the target's that it goes to.
 struct Posted {
     Piece piece;
     std::optional<std::size_t> slot;
+    std::optional<PackedRun> run;
 };
 
 class Lane {
@@ -64,8 +71,16 @@ public:
     void stop_copying() { on_host_ = false; }
     // Make progress this many times, awake.
     void nudge(unsigned rounds);
+    // Memory that may be written to here, and peers that may: what follows is done soon, in order.
+    void remember(const std::vector<Region> &regions);
+    void forget(const std::vector<Region> &regions);
+    void meet(const Peer &peer);
+    // What is in flight to it comes to its end. `fenced`: it never writes here again.
+    void part(const Peer &peer, bool fenced);
     // How often it has made progress.
     std::uint64_t rounds() const { return rounds_; }
+    // Runs that it has put into place, as a target.
+    std::uint64_t placed() const { return exchange_->placed(); }
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -77,9 +92,13 @@ private:
     Plan plan_of(const Transfer &transfer) const;
     bool post_one();
     bool post(const Piece &piece);
+    std::optional<Staging::Gathered> pack(Posted &posted);
+    bool may_scatter(const Piece &piece) const;
     bool progress();
+    void leave_those_that_answered();
     void settle(const kvferry_completion &completion);
     void rest(bool moved);
+    bool in_flight() const;
     bool in_demand() const;
     void sleep(std::chrono::milliseconds longest);
     void forget_dead_peers();
@@ -100,7 +119,10 @@ private:
     // Of the lane's thread alone.
     std::unique_ptr<TransportAgent> agent_;
     std::unique_ptr<Staging> staging_;
+    std::unique_ptr<RunExchange> exchange_;
     std::unordered_map<std::uint64_t, Posted> posted_;
+    // Peers that we have left, but whose answers we wait for.
+    std::vector<std::uint64_t> leaving_;
     std::uint64_t next_post_ = 1;
     Clock::time_point last_move_{};
     // Times in a row that the transport was not ready to sleep although nothing moved.

@@ -1,9 +1,8 @@
 #include "staging.hpp"
 
-#include <sys/mman.h>
-
 #include <cstring>
-#include <string>
+
+#include "scattering.hpp"
 
 namespace kvferry {
 
@@ -21,30 +20,18 @@ std::size_t run_length(std::span<const Segment> segments, std::uint64_t below) {
     return length;
 }
 
-void *map(std::uint64_t nbytes) {
-    void *memory = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-        throw Error(KVFERRY_NO_MEMORY, "a staging buffer of " + std::to_string(nbytes) + " bytes does not fit memory");
-    }
-    // Fewer pages to pin for every write that leaves from here.
-    ::madvise(memory, nbytes, MADV_HUGEPAGE);
-    return memory;
-}
-
 }  // namespace
 
-void Staging::Unmap::operator()(void *memory) const { ::munmap(memory, nbytes); }
-
 Staging::Staging(TransportAgent &agent, std::uint64_t nbytes, std::size_t slots)
-    : slot_bytes_(nbytes / slots), memory_(map(nbytes), Unmap{nbytes}) {
-    agent.register_memory({reinterpret_cast<std::uint64_t>(memory_.get()), nbytes, KVFERRY_CPU, 0});
+    : slot_bytes_(nbytes / slots), pages_(nbytes) {
+    agent.register_memory({pages_.address(), nbytes, KVFERRY_CPU, 0});
     for (std::size_t slot = 0; slot < slots; ++slot) free_.push_back(slot);
 }
 
 std::optional<Staging::Gathered> Staging::gather(std::span<const Segment> segments, std::uint64_t below) {
     if (free_.empty()) return std::nullopt;
     Gathered gathered{free_.back(), {}};
-    const std::uint64_t start = reinterpret_cast<std::uint64_t>(memory_.get()) + gathered.slot * slot_bytes_;
+    const std::uint64_t start = start_of(gathered.slot);
     std::uint64_t used = 0;
     for (std::size_t at = 0; at < segments.size();) {
         const auto run = segments.subspan(at, run_length(segments.subspan(at), below));
@@ -61,6 +48,14 @@ std::optional<Staging::Gathered> Staging::gather(std::span<const Segment> segmen
     if (used == 0) return std::nullopt;
     free_.pop_back();
     return gathered;
+}
+
+std::optional<Staging::Gathered> Staging::pack(std::span<const Segment> segments, std::uint64_t landing) {
+    if (free_.empty()) return std::nullopt;
+    const std::size_t slot = free_.back();
+    free_.pop_back();
+    const std::uint64_t nbytes = kvferry::pack(start_of(slot), segments);
+    return Gathered{slot, {{start_of(slot), landing, nbytes}}};
 }
 
 std::uint64_t Staging::copy(std::uint64_t to, std::span<const Segment> run) const {

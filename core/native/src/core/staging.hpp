@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "pages.hpp"
 #include "transport.hpp"
 
 namespace kvferry {
@@ -25,18 +26,17 @@ public:
     // Copy runs of segments shorter than `below` whose destinations touch into a free slot. Nothing if no slot is free,
     // or there is nothing to gain. The slot is held until `release`.
     std::optional<Gathered> gather(std::span<const Segment> segments, std::uint64_t below);
+    // All of them, behind a list of their destinations, for a slot of the target's. Nothing if no slot is free.
+    std::optional<Gathered> pack(std::span<const Segment> segments, std::uint64_t landing);
+    bool fits(std::uint64_t nbytes) const { return nbytes <= slot_bytes_; }
     void release(std::size_t slot) { free_.push_back(slot); }
 
 private:
-    struct Unmap {
-        std::uint64_t nbytes;
-        void operator()(void *memory) const;
-    };
-
+    std::uint64_t start_of(std::size_t slot) const { return pages_.address() + slot * slot_bytes_; }
     std::uint64_t copy(std::uint64_t to, std::span<const Segment> run) const;
 
     const std::uint64_t slot_bytes_;
-    std::unique_ptr<void, Unmap> memory_;
+    const Pages pages_;
     std::vector<std::size_t> free_;
 };
 

@@ -9,6 +9,18 @@ void drop(Queue &queue, const std::shared_ptr<Transfer> &transfer) {
     queue.erase(std::remove(queue.begin(), queue.end(), transfer), queue.end());
 }
 
+// As many segments from `first` on as fit; at least one.
+Range cut(std::span<const Segment> segments, std::size_t first, std::size_t count, std::uint64_t nbytes) {
+    Range range{first, first, 0};
+    while (range.last < segments.size() && range.last - range.first < count) {
+        const std::uint64_t more = segments[range.last].nbytes;
+        if (range.last > range.first && range.nbytes + more > nbytes) break;
+        range.nbytes += more;
+        ++range.last;
+    }
+    return range;
+}
+
 }  // namespace
 
 // --- the caller -------------------------------------------------------------------------------------------------
@@ -80,6 +92,7 @@ void TransferBook::planned(const std::shared_ptr<Transfer> &transfer, Plan plan)
     transfer->segments = std::move(plan.segments);
     transfer->next_post = transfer->copies = plan.copies;
     transfer->copied_bytes = plan.copied_bytes;
+    transfer->scatters = plan.scatters;
     transfer->planned = true;
     // Stopped meanwhile: it is over already.
     if (transfer->stopped()) return;
@@ -112,33 +125,29 @@ std::shared_ptr<Transfer> TransferBook::next_locked(const std::function<bool(con
     return transfer;
 }
 
+bool TransferBook::is_stopped(const Transfer &transfer) const {
+    const std::lock_guard lock(mutex_);
+    return transfer.stopped();
+}
+
 Piece TransferBook::cut_locked(std::shared_ptr<Transfer> transfer, bool is_copy) {
     Range range;
+    const std::vector<Segment> &segments = transfer->segments;
     if (is_copy) {
-        range = cut_locked(transfer->segments, transfer->next_copy, transfer->copies, limits_.copied_bytes());
+        range = cut({segments.data(), transfer->copies}, transfer->next_copy, limits_.segments, limits_.copied_bytes());
         transfer->next_copy = range.last;
     } else if (!transfer->returned.empty()) {
         range = transfer->returned.back();
         transfer->returned.pop_back();
     } else {
-        range = cut_locked(transfer->segments, transfer->next_post, transfer->segments.size(), limits_.nbytes);
+        range = transfer->scatters
+                    ? cut(segments, transfer->next_post, limits_.scattered_segments(), limits_.scattered_bytes())
+                    : cut(segments, transfer->next_post, limits_.segments, limits_.nbytes);
         transfer->next_post = range.last;
     }
     ++transfer->in_flight;
     if (!transfer->all_taken()) ready_.push_back(transfer);
     return Piece{std::move(transfer), range, is_copy};
-}
-
-Range TransferBook::cut_locked(const std::vector<Segment> &segments, std::size_t first, std::size_t end,
-                               std::uint64_t nbytes) const {
-    Range range{first, first, 0};
-    while (range.last < end && range.last - range.first < limits_.segments) {
-        const std::uint64_t more = segments[range.last].nbytes;
-        if (range.last > range.first && range.nbytes + more > nbytes) break;
-        range.nbytes += more;
-        ++range.last;
-    }
-    return range;
 }
 
 void TransferBook::put_back(const Piece &piece, std::size_t lane) {

@@ -43,6 +43,8 @@ struct Peer {
     RegionTable regions;
     // Those of a process of this host that we could map: writing there is copying.
     MappedRegions mapped;
+    // Whether all of its memory is the host's.
+    bool on_host = true;
     // The transport's name for it, by lane.
     std::vector<std::uint64_t> handles;
     // Its pidfd, if it is a process of this host.
@@ -72,18 +74,21 @@ struct Plan {
     std::vector<Segment> segments;
     std::size_t copies = 0;
     std::uint64_t copied_bytes = 0;
+    // The others are too short to be put one by one: they are scattered by the target.
+    bool scatters = false;
 };
 
 struct Transfer {
     TransferId id = 0;
     std::shared_ptr<Peer> peer;
     std::optional<BlockOrder> order;
-    // What was submitted, unless it was blocks; only `planned` changes it.
+    // What was submitted, unless it was blocks; only `planned` changes it, under the book's lock.
     std::vector<Segment> segments;
 
     // Under the book's lock.
     std::size_t copies = 0;
     std::uint64_t copied_bytes = 0;
+    bool scatters = false;
     std::size_t next_copy = 0;
     std::size_t next_post = 0;
     // Cut, but given back by a lane whose transport had no room.
@@ -120,6 +125,11 @@ struct PieceLimits {
 
     // Of a piece that is copied: several threads share a transfer of a few MiB.
     std::uint64_t copied_bytes() const { return std::min<std::uint64_t>(nbytes, 1u << 20); }
+    // Of one that the target scatters: with its list it fits a slot of 1 MiB.
+    std::size_t scattered_segments() const { return 4 * segments; }
+    std::uint64_t scattered_bytes() const {
+        return std::min<std::uint64_t>(nbytes, (1u << 20) - std::min<std::uint64_t>(1u << 19, 8 + 16 * scattered_segments()));
+    }
 };
 
 class TransferBook {
@@ -150,6 +160,7 @@ public:
     // A piece is over, well or with an error.
     void finish(const Piece &piece, std::size_t lane, const std::string &error);
     void fail(const std::shared_ptr<Transfer> &transfer, const std::string &error);
+    bool is_stopped(const Transfer &transfer) const;
     bool has_work() const;
 
     // --- the copiers ---
@@ -161,7 +172,6 @@ public:
 private:
     std::shared_ptr<Transfer> next_locked(const std::function<bool(const Transfer &)> &wanted);
     Piece cut_locked(std::shared_ptr<Transfer> transfer, bool is_copy);
-    Range cut_locked(const std::vector<Segment> &segments, std::size_t first, std::size_t end, std::uint64_t nbytes) const;
     void settle_locked(const Piece &piece, const std::string &error);
     void stop_locked(const std::shared_ptr<Transfer> &transfer, const std::string &reason);
     void end_if_over_locked(const std::shared_ptr<Transfer> &transfer);

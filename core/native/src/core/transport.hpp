@@ -56,6 +56,7 @@ public:
     // Whether it is safe to sleep on the descriptor.
     bool arm() { return table_->arm(agent_.get()) == KVFERRY_OK; }
 
+    bool carries_notices() const { return table_->notify != nullptr; }
     void notify(std::uint64_t peer, std::span<const std::uint8_t> message);
     std::optional<Bytes> take_notice();
 

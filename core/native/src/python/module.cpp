@@ -71,12 +71,13 @@ PreparedMap prepare_map(const std::vector<PoolTuple> &tuples) {
 std::unique_ptr<Engine> make_engine(const std::string &transport, const Options &options, std::size_t lanes,
                                     std::uint64_t piece_bytes, std::size_t piece_segments, unsigned pieces_in_flight,
                                     unsigned spin_us, std::uint64_t staging_bytes, std::uint64_t gather_below,
-                                    bool map_peers, std::size_t copy_threads) {
+                                    std::uint64_t scatter_below, bool map_peers, std::size_t copy_threads) {
     EngineOptions all;
     all.lanes = lanes;
     all.pieces = {piece_bytes, piece_segments, pieces_in_flight};
     all.staging_bytes = staging_bytes;
     all.gather_below = gather_below;
+    all.scatter_below = scatter_below;
     all.map_peers = map_peers;
     all.copy_threads = copy_threads;
     all.spin = std::chrono::microseconds(spin_us);
@@ -153,10 +154,17 @@ nb::bytes pack_descriptor(const std::string &transport, const nb::bytes &key, co
     return python(encode(descriptor));
 }
 
-nb::list plan_segments(const PreparedMap &prepared, const Int32Array &src, const Int32Array &dst) {
-    nb::list result;
-    for (const Segment &each : plan(*prepared.map, ids(src), ids(dst))) result.append(nb::make_tuple(each.src, each.dst, each.nbytes));
-    return result;
+using SegmentArray = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 3>>;
+
+// The segments themselves, which the array owns: (source, target, bytes) a row.
+SegmentArray plan_segments(const PreparedMap &prepared, const Int32Array &src, const Int32Array &dst) {
+    static_assert(sizeof(Segment) == 3 * sizeof(std::int64_t));
+    auto planned = std::make_unique<std::vector<Segment>>(plan(*prepared.map, ids(src), ids(dst)));
+    const std::size_t count = planned->size();
+    void *rows = planned->data();
+    const auto forget = [](void *owned) noexcept { delete static_cast<std::vector<Segment> *>(owned); };
+    const nb::capsule owner(planned.release(), forget);
+    return SegmentArray(rows, {count, 3}, owner);
 }
 
 void bind_engine(nb::module_ &module) {
@@ -164,7 +172,8 @@ void bind_engine(nb::module_ &module) {
         .def(nb::new_(&make_engine), "transport"_a, nb::kw_only(), "options"_a = Options{}, "lanes"_a = 1,
              "piece_bytes"_a = PieceLimits{}.nbytes, "piece_segments"_a = PieceLimits{}.segments,
              "pieces_in_flight"_a = PieceLimits{}.in_flight, "spin_us"_a = 50, "staging_bytes"_a = 0,
-             "gather_below"_a = EngineOptions{}.gather_below, "map_peers"_a = EngineOptions{}.map_peers,
+             "gather_below"_a = EngineOptions{}.gather_below, "scatter_below"_a = EngineOptions{}.scatter_below,
+             "map_peers"_a = EngineOptions{}.map_peers,
              "copy_threads"_a = EngineOptions{}.copy_threads)
         .def("maps", &Engine::maps, "peer"_a)
         .def_prop_ro("transport", &Engine::transport)
@@ -174,7 +183,7 @@ void bind_engine(nb::module_ &module) {
              nb::call_guard<nb::gil_scoped_release>())
         .def("descriptor", &descriptor)
         .def("connect", &connect, "descriptor"_a, "process"_a = -1)
-        .def("disconnect", &Engine::disconnect, "peer"_a)
+        .def("disconnect", &Engine::disconnect, "peer"_a, "fenced"_a = false)
         .def(
             "submit",
             [](Engine &engine, PeerId peer, const Int64Array &src, const Int64Array &dst, const Int64Array &nbytes) {
@@ -194,6 +203,7 @@ void bind_engine(nb::module_ &module) {
         .def("set_active", &Engine::set_active, "active"_a)
         .def("nudge", &Engine::nudge, "rounds"_a)
         .def_prop_ro("rounds", &Engine::rounds)
+        .def_prop_ro("placed", &Engine::placed)
         .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -78,8 +78,9 @@ public:
           delay_(number(options, "delay_us")),
           fail_every_(number(options, "fail_every")),
           again_every_(number(options, "again_every")),
-          refuse_registration_(number(options, "refuse_registration")) {
-        reject_unknown(options, {"delay_us", "fail_every", "again_every", "refuse_registration"});
+          refuse_registration_(number(options, "refuse_registration")),
+          refuse_lists_(number(options, "refuse_lists")) {
+        reject_unknown(options, {"delay_us", "fail_every", "again_every", "refuse_registration", "refuse_lists"});
         key_ = directory().enter(mailbox_);
     }
 
@@ -116,6 +117,7 @@ public:
 
     kvferry_status post(std::uint64_t peer, std::uint64_t post, std::span<const kvferry_segment> segments) {
         if (!peers_.contains(peer)) throw Error(KVFERRY_INVALID, "no such peer");
+        if (refuse_lists_ != 0 && segments.size() > 1) throw Error(KVFERRY_INVALID, "asked to refuse lists");
         if (again_every_ != 0 && ++asked_ % again_every_ == 0) return KVFERRY_AGAIN;
         posts_.push_back({post, peer, {segments.begin(), segments.end()}, Clock::now() + delay_});
         return KVFERRY_OK;
@@ -139,7 +141,10 @@ public:
     kvferry_status arm() const { return posts_.empty() ? KVFERRY_OK : KVFERRY_AGAIN; }
 
     void notify(std::uint64_t peer, std::span<const std::uint8_t> message) {
+        if (!peers_.contains(peer)) throw Error(KVFERRY_INVALID, "no such peer");
         const auto &target = peers_.at(peer);
+        const std::shared_lock open(target->open_mutex);
+        if (!target->open) throw Error(KVFERRY_UNREACHABLE, "the peer is closed");
         const std::lock_guard lock(target->notices_mutex);
         target->arrived.emplace_back(message.begin(), message.end());
         target->wakeup.signal();
@@ -172,6 +177,7 @@ private:
     const std::uint64_t fail_every_;
     const std::uint64_t again_every_;
     const std::uint64_t refuse_registration_;
+    const std::uint64_t refuse_lists_;
     std::uint64_t key_ = 0;
     std::uint64_t last_ = 0;
     std::uint64_t asked_ = 0;
