@@ -252,10 +252,9 @@ class MooncakeAgent(BlockTransferAgent):
 
         ours, theirs = (np.ascontiguousarray(column, dtype=np.int32) for column in (src, dst))
         try:
-            planned = cast("BlockMap", block_map).plan(ours, theirs)
+            rows = np.asarray(cast("BlockMap", block_map).plan(ours, theirs), dtype=np.int64).reshape(-1, 3)
         except EngineError as error:
             raise TransferError(f"{self._name} cannot write these blocks: {error.args[1]}") from error
-        rows = np.array(planned, dtype=np.int64).reshape(-1, 3)
         return self.submit(peer, rows[:, 0], rows[:, 1], rows[:, 2])
 
     def cancel(self, transfer: TransferId, reason: str = "cancelled") -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvferry.cli.bench_handoff import handoff
+from kvferry.cli.bench_plan import plan
 from kvferry.cli.output import envelope, error_items, exit_status, json_option, print_errors, print_json, report_errors
 from kvferry_plugins.errors import KvferryError
 
@@ -76,6 +77,7 @@ def bench() -> None:
 
 
 bench.add_command(handoff)
+bench.add_command(plan)
 
 
 @bench.command()

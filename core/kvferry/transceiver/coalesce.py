@@ -68,7 +68,7 @@ def _ascending(src_ids: BlockIds, dst_ids: BlockIds) -> tuple[BlockIds, BlockIds
     """Order both by source, unless they are already, as in a fresh table."""
     if bool((src_ids[1:] > src_ids[:-1]).all()):
         return src_ids, dst_ids
-    order = np.argsort(src_ids, kind="stable")
+    order = np.argsort(src_ids)
     return src_ids[order], dst_ids[order]
 
 

@@ -6,6 +6,7 @@ that a unit lies in one block at either end.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def wanted_ordinals(group: LayerGroup, prompt_tokens: int, start_tokens: int) ->
     return range(start_tokens // group.tokens_per_block, group.blocks_for(prompt_tokens))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class GroupPair:
     """What one layer group of a source gives to one of a destination."""
 
@@ -50,12 +51,17 @@ class GroupPair:
     dst: LayerGroup
     pools: tuple[PoolPair, ...]
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Tokens of one unit."""
         return min(self.src.tokens_per_block, self.dst.tokens_per_block)
 
-    @property
+    @cached_property
+    def phases(self) -> int:
+        """In how many ways units lie in their blocks."""
+        return max(self.src.tokens_per_block, self.dst.tokens_per_block) // self.unit
+
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token, or of the whole state."""
         return sum(pool.token_bytes for pool in self.pools)
@@ -81,9 +87,8 @@ class GroupPair:
         if stop > first and last_tokens < self.unit:
             stop -= 1
             yield from self._units(src_table, dst_table, span, range(stop, stop + 1), last_tokens)
-        phases = max(self.src.tokens_per_block, self.dst.tokens_per_block) // self.unit
-        for start in range(first, min(first + phases, stop)):
-            yield from self._units(src_table, dst_table, span, range(start, stop, phases), self.unit)
+        for start in range(first, min(first + self.phases, stop)):
+            yield from self._units(src_table, dst_table, span, range(start, stop, self.phases), self.unit)
 
     def _first_unit(self, span: Span, tokens: int) -> int:
         """The first unit that so many tokens do not complete: a source's block is sent once it is complete."""

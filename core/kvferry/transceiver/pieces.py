@@ -6,6 +6,7 @@ far a hand-off has come.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -38,13 +39,25 @@ def cut(src: Addresses, dst: Addresses, nbytes: Addresses, piece_bytes: int = PI
         yield Piece(src, dst, nbytes)
         return
     src, dst, nbytes = _split_long(src, dst, nbytes, piece_bytes)
-    ends = np.cumsum(nbytes)
-    start = 0
-    while start < len(nbytes):
-        done = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, done + piece_bytes, side="right")), start + 1)
+    for start, stop in pairwise(_ends(nbytes, piece_bytes)):
         yield Piece(src[start:stop], dst[start:stop], nbytes[start:stop])
-        start = stop
+
+
+def _ends(nbytes: Addresses, piece_bytes: int) -> Iterator[int]:
+    """0, and where each piece ends; segments of one length, which are usual, need no search."""
+    yield 0
+    count = len(nbytes)
+    if count and bool((nbytes[:-1] == nbytes[0]).all()) and nbytes[-1] <= nbytes[0]:
+        each = max(1, piece_bytes // int(nbytes[0]))
+        yield from range(each, count, each)
+        yield count
+        return
+    ends = np.cumsum(nbytes)
+    stop = done = 0
+    while stop < count:
+        stop = max(int(ends.searchsorted(done + piece_bytes, side="right")), stop + 1)
+        done = int(ends[stop - 1])
+        yield stop
 
 
 def _split_long(

@@ -50,7 +50,7 @@ class PoolPair:
 def _runs(ranges: tuple[HeadRange, ...], src_token: int, dst_token: int, tokens: int) -> Addresses:
     """int64[n, 3], ascending by source; what touches at both ends is one run."""
     src, dst, nbytes = _rows(ranges, src_token, dst_token, tokens)
-    order = np.argsort(src, kind="stable")
+    order = np.argsort(src)
     return np.stack(merge(src[order], dst[order], nbytes[order]), axis=1)
 
 

@@ -67,6 +67,8 @@ def _require_boundary(start_tokens: int, group: LayerGroup) -> None:
 
 def _require_all(send: Send, overlap: Overlap, tables: tuple[BlockIds, ...], start_tokens: int) -> None:
     """Refuse before POSTING what would fail after it."""
+    if all((table != -1).all() for table in send.tables):
+        return
     try:
         overlap.copies(send.tables, tables, send.prompt_tokens, start_tokens, start_tokens, send.prompt_tokens)
     except MissingBlocksError as error:
