@@ -392,6 +392,11 @@ class Churn:
         """End everything; then every block must be free or cached, and after clearing, free."""
         self.end_requests()
         self.check()
+        if self.has_tiers:
+            tiers = self.manager._blocks.offload._tiers
+            assert [tier.pinned_bytes for tier in (tiers._host, tiers._disk)] == [0, 0], (
+                "a tier keeps what nobody wants"
+            )
         self.clear()
         for index in range(len(self.groups)):
             figures = self.manager.statistics(index)
