@@ -180,29 +180,30 @@ def _differing(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ro
     """Both sides' values of the layers that do not go together, or None."""
     here, there = _of_layers(ours.get(name)), _of_layers(theirs.get(name))
     if not here or not there:
-        return (None if not here else ours[name]), (None if not there else theirs[name])
-    source, destination = (here, there) if role is Role.CONTEXT else (there, here)
-    windows = _of_layers((ours if role is Role.CONTEXT else theirs).get("windows"))
-    wrong = [
-        layer
-        for layer in sorted(here.keys() & there.keys())
-        if not _goes(name, source[layer], destination[layer], windows.get(layer))
-    ]
+        return (ours.get(name) if here else None), (theirs.get(name) if there else None)
+    windows = _of_layers(ours.get("windows")), _of_layers(theirs.get("windows"))
+    wrong = []
+    for layer in sorted(here.keys() & there.keys()):
+        values, spans = (here[layer], there[layer]), (windows[0].get(layer), windows[1].get(layer))
+        if role is not Role.CONTEXT:
+            values, spans = values[::-1], spans[::-1]
+        if not _goes(name, values, spans):
+            wrong.append(layer)
     return (_said(here, wrong), _said(there, wrong)) if wrong else None
 
 
-def _goes(name: str, source: Any, destination: Any, source_window: int | None) -> bool:
-    """Whether a layer that has the one value at its source may have the other at its destination."""
-    if source == destination:
+def _goes(name: str, values: tuple[Any, Any], windows: tuple[Any, Any]) -> bool:
+    """Whether a layer that has the first value at its source may have the second at its destination."""
+    if values[0] == values[1]:
         return True
+    numbers = [*values, *windows]
+    if not all(number is None or (isinstance(number, int) and number > 0) for number in numbers):
+        return False
     if name == "windows":
-        return all(w is None or isinstance(w, int) for w in (source, destination)) and window_serves(
-            source, destination
-        )
-    if name == "tokens_per_block":
-        return all(isinstance(tokens, int) and tokens > 0 for tokens in (source, destination)) and blocks_fit(
-            source, destination, source_window
-        )
+        return window_serves(*values)
+    if name == "tokens_per_block" and None not in values:
+        kept = windows[0] if window_serves(*windows) else None  # else the windows are to blame
+        return blocks_fit(*values, kept)
     return False
 
 

@@ -1,0 +1,122 @@
+"""Hand-offs between single ranks whose managers keep different things, by value, over the whole protocol."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvferry.testing.world_pair import Side, world_pair
+from kvferry_plugins.errors import HandshakeError
+from kvferry_plugins.types import LayerShape, ModelGeometry, Role, RoleShape
+
+SLIDING = ModelGeometry(3, 2, 8, "float32", (8, None, 8))
+LATENT = LayerShape((RoleShape("latent", 1, 12),), "latent")
+STATE = LayerShape((RoleShape("recurrent", 2, 20), RoleShape("conv", 4, 6)), "state")
+ATTENTION = LayerShape((RoleShape("key", 2, 8), RoleShape("value", 2, 4)))
+MIXED = ModelGeometry(3, 2, 8, "float32", (None,) * 3, (ATTENTION, STATE, LATENT))
+PROMPT = tuple(range(100, 130))
+CHECKED = {"kv_transfer_checksum": True}
+
+
+def hand_over(pair, prompt=PROMPT, number=1):
+    """The two ends of a hand-off that wrote what it should, and nothing else."""
+    before = pair.snapshot()
+    request = pair.prefill(number, prompt)
+    pair.respond(request)
+    received = pair.admit(request, number + 10)
+    pair.receive(received)
+    ends = [pair.ends(role)[0] for role in (Role.GENERATION, Role.CONTEXT)]
+    if ends[0].outcome == "completed":
+        assert pair.wrong_bytes(before, received, number) == 0
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("context", "generation"),
+    [
+        (Side(), Side(manager="V2")),
+        (Side(manager="V2"), Side(manager="V2")),
+        (Side(manager="V2", tokens_per_block=8), Side(manager="V2", tokens_per_block=4)),
+        (Side(tokens_per_block=4), Side(manager="V2", tokens_per_block=8)),
+        (Side(tokens_per_block=16), Side(tokens_per_block=4)),
+        (Side(tokens_per_block=2), Side(tokens_per_block=8)),
+    ],
+    ids=str,
+)
+def test_managers_and_block_sizes_may_differ(context, generation):
+    sides = (replace(side, config=CHECKED) for side in (context, generation))
+    with world_pair(*sides, geometry=SLIDING) as pair:
+        ends = hand_over(pair)
+        assert [end.outcome for end in ends] == ["completed", "completed"], ends
+        assert ends[0].nbytes == ends[1].nbytes > 0
+
+
+def test_what_slid_out_of_a_window_and_padding_stay():
+    token = 2 * 2 * 8 * 4
+    with world_pair(Side(), Side(), geometry=SLIDING) as pair:
+        everything = hand_over(pair)[0].nbytes
+    with world_pair(Side(), Side(manager="V2"), geometry=SLIDING) as pair:
+        needed = hand_over(pair)[0].nbytes
+    assert everything == 3 * 30 * token
+    assert 30 * token + 2 * 7 * token <= needed <= 30 * token + 2 * 10 * token
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_states_and_latent_rows_arrive(chunked):
+    sides = (Side(manager="V2", tokens_per_block=tokens, config=CHECKED) for tokens in (8, 4))
+    with world_pair(*sides, geometry=MIXED) as pair:
+        before = pair.snapshot()
+        request = pair.prefill(1, PROMPT)
+        (context,) = pair.context
+        received = pair.admit(request, 11)
+        pair.receive(received)
+        if chunked:
+            for computed in (5, 8, 19):
+                context.transceiver.respond_and_send_async(request, computed, last=False)
+        pair.respond(request)
+        assert [end.outcome for end in pair.ends(Role.GENERATION)] == ["completed"]
+        assert pair.wrong_bytes(before, received, 1) == 0
+        assert [end.outcome for end in pair.ends(Role.CONTEXT)] == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("context", "generation", "field", "advice"),
+    [
+        (Side(manager="V2"), Side(), "windows", "use_kv_cache_manager_v2"),
+        (Side(tokens_per_block=4), Side(tokens_per_block=6), "tokens_per_block", "tokens_per_block"),
+        (
+            Side(manager="V2", tokens_per_block=1),
+            Side(manager="V2", tokens_per_block=4),
+            "tokens_per_block",
+            "tokens_per_block",
+        ),
+    ],
+    ids=["V2 to V1", "neither divides", "larger blocks over windows"],
+)
+def test_what_a_context_worker_does_not_keep_is_a_refusal_that_says_what_to_set(context, generation, field, advice):
+    with world_pair(context, generation, geometry=SLIDING) as pair:
+        request = pair.prefill(1, PROMPT)
+        pair.respond(request)
+        pair.receive(pair.admit(request, 11))
+        (end,) = pair.ends(Role.GENERATION)
+        assert isinstance(end.error, HandshakeError)
+        assert list(end.error.fields) == [field]
+        assert advice in str(end.error)
+        pair.context[0].transceiver.cancel_request(request)
+
+
+def test_a_received_prefix_is_not_fetched_again_under_windows():
+    with world_pair(Side(), Side(manager="V2"), geometry=SLIDING) as pair:
+        prompt = tuple(range(32))
+        first = hand_over(pair, prompt)[0]
+        (generation,) = pair.generation
+        generation.manager.commit(11, prompt)
+        generation.manager.free(11)
+        longer = (*prompt, *range(500, 512))
+        request = pair.prefill(2, longer)
+        pair.respond(request)
+        received = pair.admit(request, 12)
+        assert received.cached_tokens == 32
+        pair.receive(received)
+        again = pair.ends(Role.GENERATION)[0]
+        assert again.outcome == "completed"
+        assert 0 < again.nbytes < first.nbytes
