@@ -6,7 +6,8 @@ import pytest
 
 from kvferry.integrations.transformers.engine import GenerationRequest
 from kvferry.serving.engine_loop import EngineLoop
-from kvferry.serving.steps import Failed, Job, Turn
+from kvferry.serving.steps import Failed, Job, NoRoomError, Turn
+from kvferry_plugins.errors import CorruptBlockError
 from kvferry_plugins.types import DisaggregatedParams, Role, TransferEvent, TransferStatus
 
 
@@ -29,9 +30,26 @@ class Script:
     """Jobs whose steps a test writes, by request id."""
 
     steps_of: dict = field(default_factory=dict)
+    suspended: list = field(default_factory=list)
+    """Every request that was suspended, in that order."""
+    can_be_suspended: set = field(default_factory=set)
+    room: bool = True
+    """Whether a suspended request may come back."""
+    lost: Exception | None = None
 
     def steps(self, job):
         return self.steps_of[job.request_id](job)
+
+    def suspend(self, job):
+        if job.request_id not in self.can_be_suspended:
+            return False
+        self.suspended.append(job.request_id)
+        return True
+
+    def resume(self, job):
+        if self.lost is not None:
+            raise self.lost
+        return self.room
 
 
 @dataclass
@@ -182,3 +200,145 @@ def test_stopping_ends_what_is_left(bench):
     assert bench.loop.stop(5)
     assert [type(news) for news in bench.news] == [Failed]
     assert bench.loop.idle
+
+
+# --- blocks that are lent ------------------------------------------------------------------------------------------
+
+
+def needs_room(heard):
+    """Steps that need another's blocks; what they hear then, and when they go on."""
+
+    def steps(job):
+        yield Turn.NEXT
+        try:
+            heard.append((job.request_id, "asks"))
+            event = yield Turn.ROOM
+            heard.append((job.request_id, event.outcome if event else "goes on"))
+        except NoRoomError:
+            heard.append((job.request_id, "nobody"))
+            raise
+
+    return steps
+
+
+def computes(release):
+    def steps(job):
+        while not release.is_set():
+            yield Turn.NEXT
+
+    return steps
+
+
+def test_the_youngest_that_can_be_suspended_makes_room_and_comes_back(bench):
+    heard, release = [], threading.Event()
+    bench.script.can_be_suspended = {1, 2}
+    bench.script.room = False
+    bench.submit(2, computes(release))
+    bench.wait(lambda: bench.loop.counts()["computing"] == 1)
+    bench.submit(1, needs_room(heard))
+    bench.wait(lambda: (1, "goes on") in heard)
+    assert bench.script.suspended == [2]
+    assert bench.loop.counts()["suspended"] == 1
+    bench.submit(3, computes(release))
+    assert not bench.loop.idle
+    bench.script.room = True
+    release.set()
+    bench.wait(lambda: bench.loop.idle)
+    assert bench.news == []
+
+
+def test_who_is_the_youngest_itself_waits_for_the_others(bench):
+    heard, release = [], threading.Event()
+    bench.script.can_be_suspended = {1, 2}
+    bench.submit(1, computes(release))
+    bench.wait(lambda: bench.loop.counts()["computing"] == 1)
+    bench.script.room = False
+    bench.submit(2, needs_room(heard))
+    bench.wait(lambda: bench.loop.counts()["suspended"] == 1)
+    assert heard == [(2, "asks")]
+    bench.script.room = True
+    release.set()
+    bench.wait(lambda: bench.loop.idle)
+    assert heard == [(2, "asks"), (2, "goes on")]
+
+
+def test_where_nobody_can_make_room_who_needs_it_fails(bench):
+    heard, release = [], threading.Event()
+    bench.submit(1, computes(release))
+    bench.submit(2, needs_room(heard))
+    bench.wait(lambda: heard == [(2, "asks"), (2, "nobody")])
+    bench.wait(lambda: [type(news) for news in bench.news] == [Failed])
+    release.set()
+    bench.wait(lambda: bench.loop.idle)
+
+
+def test_who_is_alone_is_not_suspended_for_nobody(bench):
+    heard = []
+    bench.script.can_be_suspended = {1}
+    bench.submit(1, needs_room(heard))
+    bench.wait(lambda: bench.loop.idle)
+    assert bench.script.suspended == []
+    assert heard == [(1, "asks"), (1, "nobody")]
+
+
+def suspended_pair(bench, heard, release):
+    """Request 2 is suspended for request 1, and does not come back."""
+    bench.script.can_be_suspended, bench.script.room = {2}, False
+    bench.submit(1, computes(release))
+    bench.wait(lambda: bench.loop.counts()["computing"] == 1)
+    job = bench.submit(2, needs_room(heard))
+    bench.wait(lambda: bench.loop.counts()["suspended"] == 1)
+    return job
+
+
+def test_a_suspended_job_can_be_cancelled(bench):
+    heard, release = [], threading.Event()
+    job = suspended_pair(bench, heard, release)
+    bench.loop.cancel(job)
+    bench.wait(lambda: bench.loop.counts()["suspended"] == 0)
+    release.set()
+    bench.wait(lambda: bench.loop.idle)
+    assert heard == [(2, "asks")]
+
+
+def test_a_suspended_job_hears_of_the_end_of_its_transfer(bench):
+    heard, release = [], threading.Event()
+    suspended_pair(bench, heard, release)
+    bench.end_transfer(2)
+    bench.wait(lambda: heard == [(2, "asks"), (2, "completed")])
+    release.set()
+    bench.wait(lambda: bench.loop.idle)
+
+
+def test_a_suspended_job_whose_blocks_are_lost_fails_alone(bench):
+    heard, release = [], threading.Event()
+    suspended_pair(bench, heard, release)
+    bench.script.lost = CorruptBlockError("a block file is damaged")
+    release.set()
+    bench.wait(lambda: bench.loop.idle)
+    (news,) = bench.news
+    assert isinstance(news.error, CorruptBlockError)
+
+
+def test_stopping_ends_what_is_suspended(bench):
+    heard, release = [], threading.Event()
+    suspended_pair(bench, heard, release)
+    assert bench.loop.stop(5)
+    assert [type(news) for news in bench.news] == [Failed, Failed]
+    assert bench.loop.idle
+
+
+def test_a_job_that_computes_hears_of_the_end_of_its_transfer_at_its_next_step(bench):
+    heard = []
+
+    def steps(job):
+        while not heard:
+            event = yield Turn.NEXT
+            if event is not None:
+                heard.append(event.request_id)
+
+    bench.submit(5, steps)
+    bench.wait(lambda: bench.loop.counts()["computing"] == 1)
+    bench.end_transfer(5)
+    bench.wait(lambda: bench.loop.idle)
+    assert heard == [5]
