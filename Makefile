@@ -39,7 +39,7 @@ test: $(STAMP) ## All tests but the faults (under 15 minutes on two cores)
 faults: $(STAMP) ## Every fault scenario on every pair, 20 rounds each (about an hour; CI runs ROUNDS=1)
 	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)
 
-churn: $(STAMP) ## 200,000 requests against a reference model of the cache (REQUESTS=, KVFERRY_CHURN_SEED=; about half an hour)
+churn: $(STAMP) ## 200,000 requests against a reference model of the cache (REQUESTS=, KVFERRY_CHURN_SEED=; about ten minutes)
 	KVFERRY_CHURN_REQUESTS=$(or $(REQUESTS),200000) $(BIN)/python -m pytest tests/cache/test_churn.py --timeout=7200 $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, the wheels' configuration
