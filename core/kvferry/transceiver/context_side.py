@@ -10,14 +10,16 @@ import copy
 import hmac
 from collections.abc import Iterator
 
+from kvferry.transceiver.attempts import Attempt, Delivery
 from kvferry.transceiver.channel import Address
 from kvferry.transceiver.chunks import Chunk
+from kvferry.transceiver.council import Council
 from kvferry.transceiver.delivery import Deliveries
 from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
 from kvferry.transceiver.overlap import MissingBlocksError
 from kvferry.transceiver.requests_not_live import HeldTable, RequestsNotLive
-from kvferry.transceiver.sends import Delivery, Send, SendState
+from kvferry.transceiver.sends import Send, SendState
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.tables import TableError, read_tables
 from kvferry.transceiver.wire import (
@@ -29,6 +31,7 @@ from kvferry.transceiver.wire import (
     Key,
     Posting,
     Refuse,
+    Subject,
     Table,
     without_aux,
 )
@@ -39,7 +42,7 @@ from kvferry_plugins.errors import (
     TransferError,
 )
 from kvferry_plugins.transceiver import Completion
-from kvferry_plugins.types import Role, TransferEvent
+from kvferry_plugins.types import Outcome, Role, TransferEvent
 
 VERDICT_SECONDS = 0.5
 """From a failed write to its report, unless the target's process is proven gone meanwhile."""
@@ -48,9 +51,11 @@ VERDICT_SECONDS = 0.5
 class ContextSide:
     """All sends of one transceiver."""
 
-    def __init__(self, shared: Shared, links: Links) -> None:
+    def __init__(self, shared: Shared, links: Links, council: Council) -> None:
         self._shared = shared
         self._links = links
+        self._council = council
+        council.stoppers[Role.CONTEXT] = self.stop
         self._sends: dict[int, Send] = {}
         self._others = RequestsNotLive()
         self._deliveries = Deliveries(shared)
@@ -77,8 +82,10 @@ class ContextSide:
         if send.request_id in self._sends:
             return
         self._sends[send.request_id] = send
-        held = self._others.take_held(send.request_id)
-        if held is not None:
+        objection = self._council.objection(send.subject)
+        if objection is not None:
+            self._end(send, *objection)
+        for held in self._others.take_held(send.request_id):
             self.on_table(held.link.address, held.table)
 
     def respond(self, request_id: int, chunk: Chunk, entry: Entry, aux: bytes) -> None:
@@ -95,7 +102,7 @@ class ContextSide:
         if chunk.computed_tokens >= send.prompt_tokens:
             send.aux = aux
             send.lease_end = min(send.lease_end, self._shared.now() + self._shared.clocks.admission)
-        self._advance(send)
+        self._advance_all(send)
 
     def cancel(self, request_id: int, reason: str = "") -> None:
         """End a send from this side; the peer hears why."""
@@ -105,6 +112,18 @@ class ContextSide:
             error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
             self._settle(send, SendState.CANCELLED, error)
 
+    def stop(self, subject: Subject, outcome: Outcome, error: KvferryError) -> bool:
+        """End a send because of another rank; False: it does not run here."""
+        send = self._sends.get(subject.request)
+        if send is None or send.final or send.token != subject.digest:
+            return False
+        self._end(send, outcome, error)
+        return True
+
+    def _end(self, send: Send, outcome: Outcome, error: KvferryError) -> None:
+        send.reason = str(error)[:MAX_REASON_CHARACTERS]
+        self._settle(send, SendState.CANCELLED if outcome == "cancelled" else SendState.FAILED, error)
+
     # --- messages ------------------------------------------------------------------------------------------------
 
     def on_table(self, address: Address, table: Table) -> None:
@@ -113,7 +132,7 @@ class ContextSide:
         if link is None or link.state is not LinkState.READY:
             self._refuse(address, table, "hello", "the handshake is not complete")
             return
-        if (table.key.instance, table.key.incarnation) != (self._shared.instance, self._shared.incarnation):
+        if not self._is_ours(table.key):
             self._refuse(address, table, "opaque_state", "it belongs to another life of this context worker", gone=True)
             return
         if self._others.is_cancelled(address, table.key):
@@ -137,8 +156,8 @@ class ContextSide:
         tombstone = self._others.tombstone(table.key.request, table.token)
         if tombstone is None:
             self._refuse(address, table, "ctx_request_id", "no such request, or it has expired", gone=True)
-        elif tombstone.key == table.key and tombstone.answer is not None:
-            self._shared.send(address, tombstone.answer)
+        elif tombstone.key == table.key and (answer := tombstone.answers.get(self._instance_at(address))) is not None:
+            self._shared.send(address, answer)
         else:
             why = f" ({tombstone.reason})" if tombstone.reason else ""
             reason = f"the request is {tombstone.state.value}{why}, its blocks are gone"
@@ -148,46 +167,67 @@ class ContextSide:
         if not hmac.compare_digest(send.token, table.token):
             self._refuse(link.address, table, "token", "the token is not this request's")
             return
-        former = send.delivery
-        if former is not None and _same_peer(former, link) and table.key.attempt <= former.key.attempt:
-            former.link = link
-            self._answer_again(send, former, table)
-        elif former is not None and (former.in_flight or send.state is SendState.DELIVERED):
+        former = send.attempt
+        if former is not None and former.peer == link.world_name and table.key.attempt <= former.key.attempt:
+            self._serve_again(send, former, link, table)
+        elif former is not None and (former.in_flight or (_is_delivered_in_part(former) and not former.lost)):
             self._refuse(link.address, table, "attempt", "a former attempt is in flight")
         else:
-            self._accept(send, link, table)
+            self._accept(send, None, link, table)
 
-    def _supersede(self, send: Send, former: Delivery) -> None:
-        """Tell an attempt from which nothing is posted that another took its place; its clocks start again."""
-        reason = "another attempt took its place"
-        self._shared.send(former.link.address, Failed(key=former.key, reason=reason))
-        send.delivery = None
-        if send.state is SendState.POSTING:
-            send.state, send.transfer_end = SendState.WAITING, float("inf")
+    def _serve_again(self, send: Send, former: Attempt, link: Link, table: Table) -> None:
+        """The present attempt once more, or another rank's part of it; an older one is refused."""
+        part = former.parts.get(link.rank)
+        if table.key != former.key:
+            self._refuse(link.address, table, "attempt", f"attempt {former.key.attempt} is newer")
+        elif former.lost:
+            self._refuse(link.address, table, "attempt", "a rank of this attempt is lost")
+        elif part is None:
+            self._accept(send, former, link, table)
+        else:
+            part.link = link
+            self._answer_again(send, part)
 
-    def _accept(self, send: Send, link: Link, table: Table) -> None:
+    def _answer_again(self, send: Send, part: Delivery) -> None:
+        """Tell a rank where its part stands."""
+        if part.delivered:
+            self._shared.send(part.link.address, self._deliveries.done(send, part))
+        elif part.has_posted:
+            self._shared.send(part.link.address, Posting(key=part.key, nbytes=part.nbytes))
+
+    def _accept(self, send: Send, attempt: Attempt | None, link: Link, table: Table) -> None:
+        """Begin a part: of a new attempt, or of one that other ranks of that generation worker have begun."""
         assert link.layout is not None
         assert link.overlap is not None
         try:
             tables = read_tables(table, send, link.overlap, link.layout)
+            if attempt is not None and attempt.ranks != table.ranks:
+                raise TableError("ranks", f"another rank said that {attempt.ranks} fetch from here, not {table.ranks}")
         except TableError as error:
             self._refuse(link.address, table, error.field, str(error))
             return
-        if send.delivery is not None:
-            self._supersede(send, send.delivery)
+        if attempt is None:
+            attempt = self._begin(send, link, table)
         start = table.start_tokens
         nbytes, blocks = link.overlap.expected(tables, table.prompt_tokens, start)
-        send.delivery = Delivery(table.key, link, tables, start, nbytes, blocks, planned_tokens=start)
-        self._advance(send)
+        part = Delivery(table.key, link, tables, start, nbytes, blocks, planned_tokens=start)
+        attempt.parts[link.rank] = part
+        self._advance(send, attempt, part)
 
-    def _answer_again(self, send: Send, former: Delivery, table: Table) -> None:
-        """The same attempt once more is told where it stands; an older one is refused."""
-        if table.key != former.key:
-            self._refuse(former.link.address, table, "attempt", f"attempt {former.key.attempt} is newer")
-        elif send.state is SendState.DELIVERED:
-            self._shared.send(former.link.address, self._deliveries.done(send))
-        elif send.state is SendState.POSTING:
-            self._shared.send(former.link.address, Posting(key=former.key, nbytes=former.nbytes))
+    def _begin(self, send: Send, link: Link, table: Table) -> Attempt:
+        if send.attempt is not None:
+            self._supersede(send, send.attempt)
+        due = self._shared.now() + self._shared.clocks.admission
+        send.attempt = Attempt(table.key, link.world_name, table.ranks, tables_due=due)
+        return send.attempt
+
+    def _supersede(self, send: Send, former: Attempt) -> None:
+        """Tell an attempt from which nothing is posted that another took its place; its clocks start again."""
+        for part in former.parts.values():
+            failed = Failed(key=part.key, reason="another attempt took its place")
+            self._shared.send(part.link.address, failed)
+        if send.state in (SendState.POSTING, SendState.DELIVERED):
+            send.state, send.transfer_end = SendState.WAITING, float("inf")
 
     def _refuse(self, address: Address, table: Table, field: str, reason: str, *, gone: bool = False) -> None:
         self._shared.counters["tables_refused"] += 1
@@ -195,13 +235,15 @@ class ContextSide:
 
     def on_done(self, address: Address, done: Done) -> None:
         """The acknowledgement."""
-        send = self._attempt(done.key, address)
-        if send is not None and send.state is SendState.DELIVERED:
-            self._settle(send, SendState.COMPLETED, None)
+        send, attempt, part = self._part(done.key, address)
+        if send is not None and attempt is not None and part is not None and part.delivered:
+            part.acknowledged = True
+            if attempt.acknowledged:
+                self._settle(send, SendState.COMPLETED, None)
 
     def on_failed(self, address: Address, failed: Failed) -> None:
         """The generation worker does not accept what arrived."""
-        send = self._attempt(failed.key, address)
+        send, _, _ = self._part(failed.key, address)
         if send is not None:
             error = TransferError(f"the generation worker failed {failed.key}: {failed.reason}")
             self._settle(send, SendState.FAILED, error)
@@ -209,78 +251,110 @@ class ContextSide:
     def on_cancel(self, address: Address, cancel: Cancel) -> None:
         """The generation worker gave up; it hears CANCELLED once nothing is posted."""
         key = cancel.key
-        if (key.instance, key.incarnation) != (self._shared.instance, self._shared.incarnation):
+        if not self._is_ours(key):
             self._shared.send(address, Refuse(field="instance", reason="another life", key=key))
             return
-        send = self._sends.get(key.request)
-        delivery = send.delivery if send is not None else None
-        link = self._links.get(address)
-        if send is None or delivery is None or delivery.key != key or not _same_peer(delivery, link):
+        send, link = self._sends.get(key.request), self._links.get(address)
+        attempt = send.attempt if send is not None else None
+        part = attempt.part_of(link) if attempt is not None and link is not None and attempt.key == key else None
+        if send is None or part is None or link is None:
             self._others.cancel(address, key)
             self._shared.send(address, Cancelled(key=key))
             return
-        assert link is not None
-        delivery.link, delivery.owes_cancelled = link, True
-        if not send.final:
+        part.link, part.owes_cancelled = link, True
+        if send.final:
+            self._bury_if_quiet(send)
+        elif attempt is not None and attempt.lost:
+            self._forget_if_quiet(send, attempt)
+        elif cancel.failed:
+            failure = TransferError(f"{key} failed at another rank of the generation worker, or for another of ours")
+            self._settle(send, SendState.FAILED, failure)
+        else:
             error = TransferCancelledError(f"{key} was cancelled by the generation worker", request_id=send.request_id)
             self._settle(send, SendState.CANCELLED, error)
 
-    def _attempt(self, key: Key, address: Address) -> Send | None:
+    def _part(self, key: Key, address: Address) -> tuple[Send, Attempt, Delivery] | tuple[None, None, None]:
+        """What a message is about, if it comes from the rank that asked."""
         send = self._sends.get(key.request)
-        if send is None or send.final or send.delivery is None or send.delivery.key != key:
+        if send is None or send.final or send.attempt is None or send.attempt.key != key:
             self._shared.counters["late_messages"] += 1
-            return None
-        if send.delivery.link.address != address:
+            return None, None, None
+        part = next((part for part in send.attempt.parts.values() if part.link.address == address), None)
+        if part is None:
             self._shared.counters["misdirected_messages"] += 1
-            return None
-        return send
+            return None, None, None
+        return send, send.attempt, part
+
+    def _is_ours(self, key: Key) -> bool:
+        """Whether a request belongs to this life of this instance."""
+        return self._shared.world is not None and (key.instance, key.incarnation) == self._shared.world.name
+
+    def _instance_at(self, address: Address) -> str:
+        link = self._links.get(address)
+        return link.instance if link is not None else ""
 
     # --- progress ------------------------------------------------------------------------------------------------
 
-    def _advance(self, send: Send) -> None:
+    def _advance_all(self, send: Send) -> None:
+        attempt = send.attempt
+        if attempt is not None and not attempt.lost:
+            for part in list(attempt.parts.values()):
+                self._advance(send, attempt, part)
+
+    def _advance(self, send: Send, attempt: Attempt, part: Delivery) -> None:
         """Post what is ready and wanted; say DONE when all is complete."""
-        delivery = send.delivery
-        if delivery is None or send.final or not send.entries or delivery.stopping:
+        if send.final or not send.entries or part.stopping or part.delivered:
             return
+        if not part.has_posted:
+            self._say_posting(send, part)
+        try:
+            if self._deliveries.advance(send, part):
+                part.delivered = True
+                if attempt.delivered:
+                    send.state = SendState.DELIVERED
+        except TransferError as error:
+            self._write_failed(send, part, error)
+        except MissingBlocksError as error:
+            self._settle(send, SendState.FAILED, TransferError(f"{part.key} cannot be sent: {error}"))
+        except Exception as error:
+            logger.exception("internal error while sending %s", part.key)
+            self._shared.counters["internal_errors"] += 1
+            failure = TransferError(f"{part.key} cannot be sent: {error!r}", request_id=send.request_id)
+            failure.__cause__ = error
+            self._settle(send, SendState.FAILED, failure)
+
+    def _say_posting(self, send: Send, part: Delivery) -> None:
+        """Writes begin; the transfer clock of the whole starts with its first part."""
         if send.state is SendState.WAITING:
             now, transfer = self._shared.now(), self._shared.clocks.transfer
             send.state, send.posted = SendState.POSTING, now
             send.transfer_end = now + transfer if transfer is not None else float("inf")
-            self._shared.send(delivery.link.address, Posting(key=delivery.key, nbytes=delivery.nbytes))
-        try:
-            if self._deliveries.advance(send, delivery):
-                send.state = SendState.DELIVERED
-        except TransferError as error:
-            self._write_failed(send, delivery, error)
-        except MissingBlocksError as error:
-            self._settle(send, SendState.FAILED, TransferError(f"{delivery.key} cannot be sent: {error}"))
-        except Exception as error:
-            logger.exception("internal error while sending %s", delivery.key)
-            self._shared.counters["internal_errors"] += 1
-            failure = TransferError(f"{delivery.key} cannot be sent: {error!r}", request_id=send.request_id)
-            failure.__cause__ = error
-            self._settle(send, SendState.FAILED, failure)
+        part.has_posted = True
+        self._shared.send(part.link.address, Posting(key=part.key, nbytes=part.nbytes))
 
     def on_completion(self, completion: Completion) -> None:
         """A posted write ended."""
-        send = self._deliveries.complete(completion)
-        if send is None:
+        completed = self._deliveries.complete(completion)
+        if completed is None:
             return
-        delivery = send.delivery
-        assert delivery is not None
+        send, part = completed
+        attempt = send.attempt
         if send.final:
             self._bury_if_quiet(send)
+        elif attempt is None or attempt.lost:
+            if attempt is not None:
+                self._forget_if_quiet(send, attempt)
         elif completion.ok:
-            self._advance(send)
+            self._advance(send, attempt, part)
         else:
-            error = TransferError(f"a write of {delivery.key} failed: {completion.error}", request_id=send.request_id)
-            self._write_failed(send, delivery, error)
+            error = TransferError(f"a write of {part.key} failed: {completion.error}", request_id=send.request_id)
+            self._write_failed(send, part, error)
 
-    def _write_failed(self, send: Send, delivery: Delivery, error: TransferError) -> None:
+    def _write_failed(self, send: Send, part: Delivery, error: TransferError) -> None:
         """Post nothing more. A dead target is what makes most writes fail, and its end takes a moment to be proven."""
-        link = delivery.link
-        self._deliveries.stop(delivery)
-        delivery.error = delivery.error or error
+        link = part.link
+        self._deliveries.stop(part)
+        part.error = part.error or error
         if self._links.is_gone(link.instance, link.incarnation):
             self._links.lose(link, PeerLostError(f"{link} is gone: {error}"), gone=True)
         else:
@@ -291,18 +365,37 @@ class ContextSide:
 
     def link_lost(self, link: Link, error: KvferryError) -> None:
         """The target was refused, is silent, or is gone: another attempt may come while the lease lives."""
-        for send in self._of(link):
-            delivery = send.delivery
-            assert delivery is not None
+        for send, attempt, part in self._of(link):
             if link.gone:
-                self._deliveries.forget(delivery)
+                self._deliveries.forget(part)
             if send.final:
                 self._bury_if_quiet(send)
+            elif attempt.lost:
+                self._forget_if_quiet(send, attempt)
             elif link.gone and self._shared.now() < send.lease_end:
-                send.delivery, send.last_error = None, error
-                send.state = SendState.WAITING if send.entries else SendState.ADMITTED
+                self._lose_attempt(send, attempt, part, error)
             else:
                 self._settle(send, SendState.FAILED, copy.copy(error))
+
+    def _lose_attempt(self, send: Send, attempt: Attempt, gone: Delivery, error: KvferryError) -> None:
+        """One rank of a generation worker is gone, and with it what the others fetch."""
+        attempt.lost, send.last_error = True, error
+        send.state = SendState.WAITING if send.entries else SendState.ADMITTED
+        for part in attempt.parts.values():
+            if part is not gone and not part.acknowledged:
+                self._stop_part(part, Failed(key=part.key, reason=str(error), posted=bool(part.in_flight)))
+        self._forget_if_quiet(send, attempt)
+
+    def _stop_part(self, part: Delivery, last_words: Failed) -> None:
+        self._deliveries.stop(part)
+        part.owes_cancelled = part.owes_cancelled or last_words.posted
+        self._shared.send(part.link.address, last_words)
+
+    def _forget_if_quiet(self, send: Send, attempt: Attempt) -> None:
+        """Make room for another attempt once nothing is posted for a lost one."""
+        self._say_cancelled(attempt, "")
+        if not attempt.in_flight:
+            send.attempt = None
 
     def tick(self) -> None:
         """Let clocks run out."""
@@ -312,8 +405,10 @@ class ContextSide:
                 continue
             if now >= send.deadline:
                 self._settle(send, SendState.FAILED, send.timeout(now))
-            elif send.delivery is not None and send.delivery.in_flight:
-                self._deliveries.tell_progress(send, send.delivery)
+            elif send.attempt is not None and not send.attempt.lost:
+                for part in send.attempt.parts.values():
+                    if part.in_flight:
+                        self._deliveries.tell_progress(send, part)
         for held in self._others.take_expired(now):
             self._refuse(held.link.address, held.table, "ctx_request_id", "its request did not come in time")
 
@@ -324,55 +419,72 @@ class ContextSide:
         send.state = state
         if isinstance(error, TransferError) and error.request_id is None:
             error.request_id = send.request_id
-        delivery = send.delivery
-        if delivery is not None:
-            self._deliveries.stop(delivery)
-            posted = bool(delivery.in_flight)
-            delivery.owes_cancelled = posted or state is SendState.CANCELLED
-            if state is SendState.FAILED:
-                failed = Failed(key=delivery.key, reason=str(error)[:MAX_REASON_CHARACTERS], posted=posted)
-                self._shared.send(delivery.link.address, failed)
-            elif state is SendState.CANCELLED and posted:
-                self._shared.send(delivery.link.address, Cancel(key=delivery.key, reason=send.reason))
+        for part in send.attempt.parts.values() if send.attempt is not None else ():
+            self._settle_part(send, part, error)
         event = self._event(send, error)
         self._bury_if_quiet(send)  # before the engine hears of it: what it frees then is free
-        self._shared.finish(event)
+        self._council.report(send.subject, event)
+
+    def _settle_part(self, send: Send, part: Delivery, error: KvferryError | None) -> None:
+        self._deliveries.stop(part)
+        posted = bool(part.in_flight)
+        part.owes_cancelled = posted or send.state is SendState.CANCELLED
+        if send.state is SendState.FAILED:
+            failed = Failed(key=part.key, reason=str(error)[:MAX_REASON_CHARACTERS], posted=posted)
+            self._shared.send(part.link.address, failed)
+        elif send.state is SendState.CANCELLED and posted:
+            self._shared.send(part.link.address, Cancel(key=part.key, reason=send.reason))
 
     def _bury_if_quiet(self, send: Send) -> None:
         """Release the blocks of a finished send and keep a tombstone, if nothing is posted from them."""
-        delivery = send.delivery
-        if delivery is not None and delivery.in_flight:
+        attempt = send.attempt
+        if attempt is not None:
+            self._say_cancelled(attempt, send.reason)
+        if attempt is not None and attempt.in_flight:
+            posted = sum(len(part.in_flight) for part in attempt.parts.values())
             for entry in send.entries:
-                entry.freed_by = f"the end of {len(delivery.in_flight)} posted writes"
+                entry.freed_by = f"the end of {posted} posted writes"
             return
         for entry in send.entries:
             self._shared.ledger.release(entry, reason=send.state.value)
-        answer: Done | Cancelled | None = None
-        if delivery is not None and send.state is SendState.COMPLETED:
-            answer = without_aux(self._deliveries.done(send))  # whoever acknowledged has it
-        elif delivery is not None:
-            answer = Cancelled(key=delivery.key, reason=send.reason)
-            if delivery.owes_cancelled:
-                self._shared.send(delivery.link.address, answer)
         self._sends.pop(send.request_id, None)
-        self._others.bury(send, answer)
+        self._others.bury(send, self._last_words(send))
+
+    def _say_cancelled(self, attempt: Attempt, reason: str) -> None:
+        """Tell each rank that waits for it that nothing is posted any more."""
+        for part in attempt.parts.values():
+            if part.owes_cancelled and not part.in_flight:
+                part.owes_cancelled = False
+                self._shared.send(part.link.address, Cancelled(key=part.key, reason=reason))
+
+    def _last_words(self, send: Send) -> dict[str, Done | Cancelled]:
+        """What each rank hears that asks again."""
+        parts = send.attempt.parts.values() if send.attempt is not None else ()
+        if send.state is SendState.COMPLETED:  # whoever acknowledged has the aux
+            return {part.link.instance: without_aux(self._deliveries.done(send, part)) for part in parts}
+        return {part.link.instance: Cancelled(key=part.key, reason=send.reason) for part in parts}
 
     def _event(self, send: Send, error: KvferryError | None) -> TransferEvent:
-        delivery = send.delivery
+        attempt = send.attempt
         return self._shared.event(
             send.request_id,
             Role.CONTEXT,
             send.outcome,
-            peer=delivery.link.instance if delivery is not None else "",
-            nbytes=delivery.done_bytes if delivery is not None else 0,
-            blocks=delivery.blocks if delivery is not None else 0,
+            peer=attempt.peer[0] if attempt is not None else "",
+            nbytes=attempt.done_bytes if attempt is not None else 0,
+            blocks=attempt.blocks if attempt is not None else 0,
             started=send.started,
             posted=send.posted,
             error=error,
         )
 
-    def _of(self, link: Link) -> Iterator[Send]:
-        return (s for s in list(self._sends.values()) if s.delivery is not None and s.delivery.link is link)
+    def _of(self, link: Link) -> Iterator[tuple[Send, Attempt, Delivery]]:
+        """What is fetched over a link."""
+        for send in list(self._sends.values()):
+            attempt = send.attempt
+            for part in list(attempt.parts.values()) if attempt is not None else ():
+                if attempt is not None and part.link is link:
+                    yield send, attempt, part
 
     def shutdown(self, error: KvferryError) -> None:
         """End every send that is not final."""
@@ -393,11 +505,8 @@ class ContextSide:
     def dump(self) -> list[dict[str, object]]:
         """Plain values for ``status_dump``."""
         now = self._shared.now()
-        return [
-            send.dump(now, self._deliveries.complete_bytes(send.delivery) if send.delivery is not None else 0)
-            for send in list(self._sends.values())
-        ]
+        return [send.dump(now, self._deliveries.complete_bytes) for send in list(self._sends.values())]
 
 
-def _same_peer(delivery: Delivery, link: Link | None) -> bool:
-    return link is not None and link.instance == delivery.link.instance
+def _is_delivered_in_part(attempt: Attempt) -> bool:
+    return any(part.delivered for part in attempt.parts.values())

@@ -1,7 +1,8 @@
 """From an accepted TABLE to posted writes, and from their completions to DONE."""
 
+from kvferry.transceiver.attempts import Delivery
 from kvferry.transceiver.checksum import checksum_source
-from kvferry.transceiver.sends import Delivery, Send, SendState
+from kvferry.transceiver.sends import Send, SendState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import ChunkDone, Done
 from kvferry_plugins.errors import TransferError
@@ -43,7 +44,7 @@ class Deliveries:
             return False
         if delivery.done_bytes != delivery.nbytes:
             raise TransferError(f"{delivery.done_bytes} bytes were moved for {delivery.key}, not {delivery.nbytes}")
-        self._shared.send(delivery.link.address, self.done(send))
+        self._shared.send(delivery.link.address, self.done(send, delivery))
         return True
 
     def _plan(self, send: Send, delivery: Delivery) -> None:
@@ -67,7 +68,7 @@ class Deliveries:
         delivery.in_flight[transfer] = write.total
         self._posted[transfer] = (send, delivery)
 
-    def complete(self, completion: Completion) -> Send | None:
+    def complete(self, completion: Completion) -> tuple[Send, Delivery] | None:
         """Book the end of a write; None for one that nobody waits for (doubled, or of a peer that is gone)."""
         posted = self._posted.pop(completion.id, None)
         if posted is None:
@@ -79,7 +80,7 @@ class Deliveries:
             delivery.done_bytes += nbytes
             self._shared.counters["bytes_sent"] += nbytes
             self.tell_progress(send, delivery)
-        return send
+        return send, delivery
 
     def tell_progress(self, send: Send, delivery: Delivery) -> None:
         """Say CHUNK_DONE at the end of a chunk, and now and then on the way: a message costs as much as a megabyte."""
@@ -107,10 +108,8 @@ class Deliveries:
             self._posted.pop(transfer, None)
         delivery.in_flight.clear()
 
-    def done(self, send: Send) -> Done:
+    def done(self, send: Send, delivery: Delivery) -> Done:
         """The DONE of a complete delivery."""
-        delivery = send.delivery
-        assert delivery is not None
         if self._shared.checksum and delivery.checksum is None and delivery.nbytes:
             copies = self._copies(send, delivery, delivery.start_tokens, send.prompt_tokens)
             delivery.checksum = checksum_source(copies)

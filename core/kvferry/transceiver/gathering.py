@@ -69,7 +69,7 @@ class Gathering:
         }
         if not found and join.member.rank >= self.spec.topology.ranks:
             found["rank"] = (f"0 … {self.spec.topology.ranks - 1}", join.member.rank)
-        for difference in compare(self.fingerprint, join.fingerprint):
+        for difference in compare(self.fingerprint, join.fingerprint, self.role):
             if difference.severity is Severity.FATAL:
                 found[difference.field] = (difference.ours, difference.theirs)
         return found

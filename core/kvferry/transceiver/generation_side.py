@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from kvferry.transceiver.channel import Address
 from kvferry.transceiver.checksum import checksum_destination
+from kvferry.transceiver.council import Council
 from kvferry.transceiver.links import Link, Links, LinkState
-from kvferry.transceiver.receives import Receive, ReceiveState
+from kvferry.transceiver.receives import Part, Receive, ReceiveState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import (
     Cancel,
@@ -23,6 +24,7 @@ from kvferry.transceiver.wire import (
     Key,
     Posting,
     Refuse,
+    Subject,
     Table,
     without_aux,
 )
@@ -32,72 +34,121 @@ from kvferry_plugins.errors import (
     TransferCancelledError,
     TransferError,
 )
-from kvferry_plugins.types import Role, TransferEvent
+from kvferry_plugins.types import Outcome, Role, TransferEvent
 
 
 class GenerationSide:
     """All receives of one transceiver."""
 
-    def __init__(self, shared: Shared, links: Links) -> None:
+    def __init__(self, shared: Shared, links: Links, council: Council) -> None:
         self._shared = shared
         self._links = links
+        self._council = council
+        council.stoppers[Role.GENERATION] = self.stop
         self._receives: dict[Key, Receive] = {}
         self._by_request: dict[int, Receive] = {}
 
     @property
     def busy(self) -> bool:
         """Whether a writer may be writing now, so that this side must make progress."""
-        return any(receive.state is ReceiveState.RECEIVING for receive in self._receives.values())
+        return any(
+            part.state is ReceiveState.RECEIVING
+            for receive in self._receives.values()
+            if not receive.final
+            for part in receive.parts.values()
+        )
 
     # --- what the engine asks ------------------------------------------------------------------------------------
 
     def start(self, receive: Receive) -> None:
-        """Begin: greet the context worker if need be, then send the TABLE."""
+        """Begin: greet the context worker if need be, then send the TABLEs."""
         self._receives[receive.key] = self._by_request[receive.request_id] = receive
         receive.deadline = receive.started + self._shared.clocks.admission
+        objection = self._council.objection(receive.subject)
+        if objection is not None:
+            self._end(receive, *objection)
+            return
         try:
             receive.link = self._links.open(receive.source.endpoint)
         except KvferryError as error:
-            self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+            self._settle(receive, ReceiveState.FAILED, error)
             return
         if receive.link.state is LinkState.READY:
-            self._send_table(receive)
+            self._begin(receive, receive.link)
 
     def cancel(self, request_id: int, reason: str = "") -> None:
         """End a receive from this side; the blocks stay in the ledger until no write can come."""
         receive = self._by_request.get(request_id)
         if receive is not None and not receive.final:
-            asked = receive.state is not ReceiveState.CONNECTING
             error = TransferCancelledError(
                 f"request {request_id} was cancelled here" + (f": {reason}" if reason else ""), request_id=request_id
             )
-            self._settle(receive, ReceiveState.CANCELLED, error, writer_done=not asked)
+            self._settle(receive, ReceiveState.CANCELLED, error)
 
-    # --- messages ------------------------------------------------------------------------------------------------
+    def stop(self, subject: Subject, outcome: Outcome, error: KvferryError) -> bool:
+        """End a receive because of another rank; False: it does not run here."""
+        receive = self._by_request.get(subject.request)
+        if receive is None or receive.final or receive.subject != subject:
+            return False
+        self._end(receive, outcome, error)
+        return True
+
+    def _end(self, receive: Receive, outcome: Outcome, error: KvferryError) -> None:
+        receive.failed_there = outcome == "failed"
+        self._settle(receive, ReceiveState.CANCELLED if outcome == "cancelled" else ReceiveState.FAILED, error)
+
+    # --- asking --------------------------------------------------------------------------------------------------
 
     def link_ready(self, link: Link) -> None:
         """The handshake is complete: send what waited for it."""
-        for receive in self._of(link):
-            if receive.state is ReceiveState.CONNECTING:
-                self._send_table(receive)
-            elif receive.final:
-                self._ask_to_stop(receive)
+        for receive, part in self._of(link):
+            if part is None:
+                self._begin(receive, link)
+            elif receive.final and not part.writer_done:
+                self._ask_to_stop(receive, part)
+            elif not receive.final and part.state is ReceiveState.CONNECTING:
+                self._send_table(receive, part)
 
-    def _send_table(self, receive: Receive) -> None:
-        link = receive.link
+    def _begin(self, receive: Receive, link: Link) -> None:
+        """The context worker's ranks are known: ask each that has something for this one."""
+        if link.world_name != (receive.key.instance, receive.key.incarnation):
+            self._settle(receive, ReceiveState.FAILED, _another_life(receive))
+            return
+        for rank, ranks in self._sources(link):
+            member = link.members[rank]
+            endpoint = receive.source.endpoint if rank == link.rank else member.endpoint
+            receive.parts[rank] = Part(rank, member.name, endpoint, ranks, receive.deadline)
+        for part in list(receive.parts.values()):
+            if not receive.final:
+                self._open(receive, part)
+
+    def _sources(self, link: Link) -> Iterator[tuple[int, int]]:
+        """Context ranks to ask, and how many ranks of this worker ask each; who has nothing for anybody is told so."""
+        world = self._shared.world
+        assert world is not None
+        for rank in range(len(link.members)):
+            asking = [ours for ours in range(len(world.members)) if (rank, ours) in link.shares]
+            if world.rank in asking or (not asking and world.rank == 0):
+                yield rank, max(1, len(asking))
+
+    def _open(self, receive: Receive, part: Part) -> None:
+        try:
+            part.link = self._links.open(part.endpoint)
+        except KvferryError as error:
+            self._settle(receive, ReceiveState.FAILED, error)
+            return
+        if part.link.state is LinkState.READY:
+            self._send_table(receive, part)
+
+    def _send_table(self, receive: Receive, part: Part) -> None:
+        link = part.link
         assert link is not None
-        if (link.instance, link.incarnation) != (receive.key.instance, receive.key.incarnation):
-            error = TransferError(
-                f"{receive.source.endpoint} is another life of the context worker than the one that prefilled "
-                f"{receive.key}: send the prompt again",
-                request_id=receive.request_id,
-                field="opaque_state",
-            )
-            self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+        if (link.instance, link.incarnation) != part.name:
+            self._settle(receive, ReceiveState.FAILED, _another_life(receive))
             return
         assert link.overlap is not None
         prompt, start = receive.prompt_tokens, receive.start_tokens
-        receive.nbytes, receive.blocks = link.overlap.expected(receive.tables, prompt, start)
+        part.nbytes, part.blocks = link.overlap.expected(receive.tables, prompt, start)
         table = Table(
             key=receive.key,
             token=receive.source.state.token,
@@ -105,65 +156,73 @@ class GenerationSide:
             prompt_tokens=prompt,
             start_tokens=start,
             blocks=[table.astype("<i4").tobytes() for table in receive.tables],
-            nbytes=receive.nbytes,
-            may_precede_request=receive.may_precede_request,
+            nbytes=part.nbytes,
+            may_precede_request=receive.may_precede_request or part.rank > 0,  # whose engine may be behind rank 0's
+            ranks=part.ranks,
         )
         if not self._shared.send(link.address, table):
             self._links.lose(link, PeerLostError(f"{link} takes no more messages"))
             return
-        receive.state = ReceiveState.REQUESTED
-        receive.deadline = self._shared.now() + self._shared.clocks.admission
+        part.state = ReceiveState.REQUESTED
+        part.deadline = self._shared.now() + self._shared.clocks.admission
+
+    # --- messages ------------------------------------------------------------------------------------------------
 
     def on_posting(self, address: Address, posting: Posting) -> None:
         """Writes begin."""
-        receive = self._live(posting.key, address)
-        if receive is None:
+        receive, part = self._live(posting.key, address)
+        if receive is None or part is None or part.state is not ReceiveState.REQUESTED:
             return
         now, transfer = self._shared.now(), self._shared.clocks.transfer
-        if receive.state is ReceiveState.REQUESTED:
-            receive.posted = now
-            receive.deadline = now + transfer if transfer is not None else float("inf")
-            receive.state = ReceiveState.RECEIVING
+        receive.posted = now if receive.posted is None else receive.posted
+        part.deadline = now + transfer if transfer is not None else float("inf")
+        part.state = ReceiveState.RECEIVING
 
     def on_chunk_done(self, address: Address, chunk: ChunkDone) -> None:
         """Some of the bytes are here."""
-        receive = self._live(chunk.key, address)
-        if receive is not None:
-            receive.received = max(receive.received, chunk.nbytes)
+        _, part = self._live(chunk.key, address)
+        if part is not None:
+            part.received = max(part.received, chunk.nbytes)
 
     def on_done(self, address: Address, done: Done) -> None:
         """Every byte is here, says the writer; nothing is posted any more, whatever this side thinks of it."""
-        receive = self._find(done.key, address)
-        if receive is None:
+        receive, part = self._find(done.key, address)
+        if receive is None or part is None:
             return
         if receive.final:
-            self._writer_is_done(receive, "late DONE")
+            self._writer_is_done(receive, part, "late DONE")
             return
-        problem = self._check(receive, done)
+        part.writer_done = True
+        problem = self._check(receive, part, done)
         if problem is None:
-            self._complete(receive, address, done)
+            self._complete(receive, part, address, done)
         else:
             self._shared.send(address, Failed(key=done.key, reason=problem))
+            receive.failed_there = True
             error = TransferError(f"{receive.key}: {problem}", request_id=receive.request_id)
-            self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+            self._settle(receive, ReceiveState.FAILED, error)
 
-    def _complete(self, receive: Receive, address: Address, done: Done) -> None:
+    def _complete(self, receive: Receive, part: Part, address: Address, done: Done) -> None:
         """Tell the engine first, whose decoding waits for it; but what it frees then must be free."""
-        receive.received, receive.state = done.nbytes, ReceiveState.COMPLETED
-        self._writer_is_done(receive, ReceiveState.COMPLETED.value)
-        self._shared.finish(self._event(receive, None, aux=done.aux))
+        part.received, part.state = done.nbytes, ReceiveState.COMPLETED
+        receive.aux[part.rank] = done.aux
+        if receive.complete:
+            receive.end = ReceiveState.COMPLETED
+            self._release(receive, ReceiveState.COMPLETED.value)
+            aux = next((aux for _, aux in sorted(receive.aux.items()) if aux), b"")
+            self._council.report(receive.subject, self._event(receive, None, aux=aux))
         self._shared.send(address, without_aux(done))
 
-    def _check(self, receive: Receive, done: Done) -> str | None:
-        if (done.nbytes, done.blocks) != (receive.nbytes, receive.blocks):
+    def _check(self, receive: Receive, part: Part, done: Done) -> str | None:
+        if (done.nbytes, done.blocks) != (part.nbytes, part.blocks):
             return (
-                f"{receive.nbytes} bytes in {receive.blocks} blocks were expected, "
+                f"{part.nbytes} bytes in {part.blocks} blocks were expected, "
                 f"the context worker moved {done.nbytes} in {done.blocks}"
             )
         if self._shared.checksum and done.nbytes:
-            assert receive.link is not None
-            assert receive.link.overlap is not None
-            arrivals = receive.link.overlap.arrivals(receive.tables, receive.prompt_tokens, receive.start_tokens)
+            assert part.link is not None
+            assert part.link.overlap is not None
+            arrivals = part.link.overlap.arrivals(receive.tables, receive.prompt_tokens, receive.start_tokens)
             found = checksum_destination(arrivals)
             if found != done.checksum:
                 return f"the checksum of what arrived is {found:#010x}, of what was sent {done.checksum or 0:#010x}"
@@ -171,8 +230,8 @@ class GenerationSide:
 
     def on_refuse(self, address: Address, refuse: Refuse) -> None:
         """The context worker will not serve this attempt; nothing was posted for it."""
-        receive = self._live(refuse.key, address) if refuse.key is not None else None
-        if receive is None:
+        receive, part = self._live(refuse.key, address) if refuse.key is not None else (None, None)
+        if receive is None or part is None:
             return
         error = TransferError(
             f"the context worker refused {receive.key}: {refuse.reason}",
@@ -180,49 +239,53 @@ class GenerationSide:
             field=refuse.field,
             gone=refuse.gone,
         )
-        self._settle(receive, ReceiveState.FAILED, error, writer_done=True)
+        receive.failed_there = part.writer_done = True
+        self._settle(receive, ReceiveState.FAILED, error)
 
     def on_failed(self, address: Address, failed: Failed) -> None:
         """The hand-off failed over there."""
-        receive = self._find(failed.key, address)
-        if receive is None:
+        receive, part = self._find(failed.key, address)
+        if receive is None or part is None:
             return
         if receive.final:
             if not failed.posted:
-                self._writer_is_done(receive, "FAILED with nothing posted")
+                self._writer_is_done(receive, part, "FAILED with nothing posted")
             return
         error = TransferError(f"{receive.key} failed at the context worker: {failed.reason}")
         error.request_id = receive.request_id
-        self._settle(receive, ReceiveState.FAILED, error, writer_done=not failed.posted)
+        receive.failed_there, part.writer_done = True, not failed.posted
+        self._settle(receive, ReceiveState.FAILED, error)
 
     def on_cancel(self, address: Address, cancel: Cancel) -> None:
         """The request is gone over there; CANCELLED follows when nothing is posted any more."""
-        receive = self._live(cancel.key, address)
+        receive, _ = self._live(cancel.key, address)
         if receive is not None:
-            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancel.reason), writer_done=False)
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancel.reason))
 
     def on_cancelled(self, address: Address, cancelled: Cancelled) -> None:
         """Nothing is posted, and nothing will be."""
-        receive = self._find(cancelled.key, address)
-        if receive is None:
+        receive, part = self._find(cancelled.key, address)
+        if receive is None or part is None:
             return
         if receive.final:
-            self._writer_is_done(receive, "CANCELLED")
+            self._writer_is_done(receive, part, "CANCELLED")
         else:
-            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancelled.reason), writer_done=True)
+            part.writer_done = True
+            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancelled.reason))
 
     def link_lost(self, link: Link, error: KvferryError) -> None:
         """The peer was refused, is silent, or is gone."""
-        for receive in self._of(link):
-            never_asked = receive.state is ReceiveState.CONNECTING
-            if receive.final:
+        for receive, part in self._of(link):
+            if part is not None and receive.final:
                 if link.gone:
-                    self._writer_is_done(receive, "writer gone")
-            else:
+                    self._writer_is_done(receive, part, "writer gone")
+            elif part is None or part.state is not ReceiveState.COMPLETED:  # else its bytes are here
                 own = copy.copy(error)  # one error a request: it is raised, and names the request
                 if isinstance(own, TransferError):
                     own.request_id = receive.request_id
-                self._settle(receive, ReceiveState.FAILED, own, writer_done=never_asked or link.gone)
+                if part is not None:
+                    part.writer_done = part.writer_done or link.gone
+                self._settle(receive, ReceiveState.FAILED, own)
 
     # --- clocks --------------------------------------------------------------------------------------------------
 
@@ -230,46 +293,66 @@ class GenerationSide:
         """Let clocks run out, and keep asking about what is in quarantine."""
         now = self._shared.now()
         for receive in list(self._receives.values()):
-            if not receive.final and now >= receive.deadline:
-                never_asked = receive.state is ReceiveState.CONNECTING
-                self._settle(receive, ReceiveState.FAILED, receive.timeout(now), writer_done=never_asked)
-            elif receive.final and now >= receive.next_cancel:
-                self._pursue(receive)
+            if receive.final:
+                for part in list(receive.parts.values()):
+                    if not part.writer_done and now >= part.next_cancel:
+                        self._pursue(receive, part)
+            else:
+                self._check_clocks(receive, now)
 
-    def _pursue(self, receive: Receive) -> None:
-        """Ask again whether anything is posted; over a new connection if the old one broke."""
-        if self._links.is_gone(receive.key.instance, receive.key.incarnation):
-            self._writer_is_done(receive, "writer gone")
+    def _check_clocks(self, receive: Receive, now: float) -> None:
+        if not receive.parts and now >= receive.deadline:
+            self._settle(receive, ReceiveState.FAILED, receive.timeout(now, None))
             return
-        receive.next_cancel = self._shared.now() + self._shared.clocks.ping
+        for part in receive.parts.values():
+            if part.state is not ReceiveState.COMPLETED and now >= part.deadline:
+                self._settle(receive, ReceiveState.FAILED, receive.timeout(now, part))
+                return
+
+    def _pursue(self, receive: Receive, part: Part) -> None:
+        """Ask again whether anything is posted; over a new connection if the old one broke."""
+        if self._links.is_gone(*part.name):
+            self._writer_is_done(receive, part, "writer gone")
+            return
+        part.next_cancel = self._shared.now() + self._shared.clocks.ping
         try:
-            receive.link = self._links.open(receive.source.endpoint)
+            part.link = self._links.open(part.endpoint)
         except KvferryError:
             return
-        if receive.link.state is LinkState.READY:
-            self._ask_to_stop(receive)
+        if part.link.state is LinkState.READY:
+            self._ask_to_stop(receive, part)
 
-    def _ask_to_stop(self, receive: Receive) -> None:
+    def _ask_to_stop(self, receive: Receive, part: Part) -> None:
         """Send CANCEL to the life that may be writing; another life's word would prove nothing."""
-        link = receive.link
-        if link is not None and (link.instance, link.incarnation) == (receive.key.instance, receive.key.incarnation):
-            receive.next_cancel = self._shared.now() + self._shared.clocks.ping
-            self._shared.send(link.address, Cancel(key=receive.key))
+        link = part.link
+        if link is not None and (link.instance, link.incarnation) == part.name:
+            part.next_cancel = self._shared.now() + self._shared.clocks.ping
+            self._shared.send(link.address, Cancel(key=receive.key, failed=receive.failed_there))
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, receive: Receive, state: ReceiveState, error: KvferryError | None, *, writer_done: bool) -> None:
-        """Make an outcome final; the blocks go back now, or into quarantine."""
-        receive.state = state
-        if writer_done:
-            self._writer_is_done(receive, state.value)
+    def _settle(self, receive: Receive, state: ReceiveState, error: KvferryError | None) -> None:
+        """Make an outcome final; the blocks go back now, or into quarantine while somebody may write to them."""
+        receive.end = state
+        for part in receive.parts.values():
+            part.writer_done = part.writer_done or part.state is ReceiveState.CONNECTING
+        if receive.quiet:
+            self._release(receive, state.value)
         else:
             self._shared.ledger.quarantine(receive.entry, freed_by="CANCELLED, or the end of the writer's process")
             self._shared.counters["quarantined_receives"] += 1
-            self._ask_to_stop(receive)
-        self._shared.finish(self._event(receive, error))
+        for part in receive.parts.values():
+            if not part.writer_done or part.state is ReceiveState.COMPLETED:  # it may still serve other ranks of ours
+                self._ask_to_stop(receive, part)
+        self._council.report(receive.subject, self._event(receive, error))
 
-    def _writer_is_done(self, receive: Receive, reason: str) -> None:
+    def _writer_is_done(self, receive: Receive, part: Part, reason: str) -> None:
+        """One of the writers of a receive that is over will write no more."""
+        part.writer_done = True
+        if receive.quiet:
+            self._release(receive, reason)
+
+    def _release(self, receive: Receive, reason: str) -> None:
         self._shared.ledger.release(receive.entry, reason=reason)
         self._receives.pop(receive.key, None)
         if self._by_request.get(receive.request_id) is receive:
@@ -289,29 +372,39 @@ class GenerationSide:
             aux=aux,
         )
 
-    def _find(self, key: Key, address: Address) -> Receive | None:
-        """The receive that a message is about, if it comes from the writer that was asked."""
+    def _find(self, key: Key, address: Address) -> tuple[Receive, Part] | tuple[None, None]:
+        """The receive that a message is about, and the part of the writer that it comes from."""
         receive = self._receives.get(key)
         if receive is None or receive.final:
             self._shared.counters["late_messages"] += 1
-        if receive is not None and (receive.link is None or receive.link.address != address):
-            self._shared.counters["misdirected_messages"] += 1
-            return None
-        return receive
+        if receive is None:
+            return None, None
+        for part in receive.parts.values():
+            if part.link is not None and part.link.address == address:
+                return receive, part
+        self._shared.counters["misdirected_messages"] += 1
+        return None, None
 
-    def _live(self, key: Key, address: Address) -> Receive | None:
-        receive = self._find(key, address)
-        return receive if receive is not None and not receive.final else None
+    def _live(self, key: Key, address: Address) -> tuple[Receive, Part] | tuple[None, None]:
+        receive, part = self._find(key, address)
+        if receive is None or part is None or receive.final:
+            return None, None
+        return receive, part
 
-    def _of(self, link: Link) -> Iterator[Receive]:
-        return (receive for receive in list(self._receives.values()) if receive.link is link)
+    def _of(self, link: Link) -> Iterator[tuple[Receive, Part | None]]:
+        """What depends on a link; no part: the context worker's ranks are not known yet."""
+        for receive in list(self._receives.values()):
+            if not receive.parts and receive.link is link:
+                yield receive, None
+            for part in list(receive.parts.values()):
+                if part.link is link:
+                    yield receive, part
 
     def shutdown(self, error: KvferryError) -> None:
         """End every receive that is not final."""
         for receive in list(self._receives.values()):
             if not receive.final:
-                never_asked = receive.state is ReceiveState.CONNECTING
-                self._settle(receive, ReceiveState.FAILED, copy.copy(error), writer_done=never_asked)
+                self._settle(receive, ReceiveState.FAILED, copy.copy(error))
 
     @property
     def unsettled(self) -> bool:
@@ -322,6 +415,15 @@ class GenerationSide:
         """Plain values for ``status_dump``."""
         now = self._shared.now()
         return [receive.dump(now) for receive in list(self._receives.values())]
+
+
+def _another_life(receive: Receive) -> TransferError:
+    return TransferError(
+        f"{receive.source.endpoint} is another life of the context worker than the one that prefilled "
+        f"{receive.key}: send the prompt again",
+        request_id=receive.request_id,
+        field="opaque_state",
+    )
 
 
 def _cancelled_there(receive: Receive, reason: str) -> TransferCancelledError:

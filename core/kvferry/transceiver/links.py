@@ -19,10 +19,14 @@ from kvferry.transceiver.mapping import GeometryError, Overlap, share
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.wire import PROTOCOL, Hello, MalformedMessageError, Ping, Refuse
 from kvferry.transceiver.wire_layout import from_wire, to_wire
+from kvferry.transceiver.world import Member, member_to_wire, members_from_wire
 from kvferry_plugins.errors import HandshakeError, KvferryError, PeerLostError, TransferError
 from kvferry_plugins.layout import KvLayout
 from kvferry_plugins.transceiver import Fence, PeerId
 from kvferry_plugins.types import Role
+
+SHARES_KEPT = 64
+"""Peers' instances of which it is known what travels."""
 
 
 class LinkState(StrEnum):
@@ -49,6 +53,12 @@ class Link:
     route: str = ""
     """How our writes to it go."""
     layout: KvLayout | None = None
+    rank: int = 0
+    """Which rank of its instance the peer is."""
+    members: tuple[Member, ...] = ()
+    """All ranks of its instance."""
+    shares: Mapping[tuple[int, int], Overlap] = field(default_factory=dict)
+    """What travels from which context rank to which generation rank, between its instance and this one."""
     overlap: Overlap | None = None
     """What travels between the two."""
     error: KvferryError | None = None
@@ -56,6 +66,11 @@ class Link:
     gone: bool = False
     """Its process is proven gone."""
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def world_name(self) -> tuple[str, int]:
+        """Its instance as a whole: rank 0's instance and incarnation."""
+        return self.members[0].name if self.members else (self.instance, self.incarnation)
 
     def __str__(self) -> str:
         if not self.instance:
@@ -83,6 +98,8 @@ class Links:
         """Peers that the agent is connected to, by instance and incarnation."""
         self._gone: set[tuple[str, int]] = set()
         self._ignored: set[Address] = set()
+        self._shares: dict[tuple[str, int], tuple[tuple[Member, ...], Mapping[tuple[int, int], Overlap]]] = {}
+        """By peers' instances: their ranks, and what travels; made once an instance, as writers prepare for it."""
         self._distrusted: set[tuple[str, int]] = set()
         """Instances that sent a malformed message; an endpoint may belong to another life later."""
         self._next_ping = 0.0
@@ -163,7 +180,8 @@ class Links:
     # --- the handshake -------------------------------------------------------------------------------------------
 
     def _hello(self, *, reply: bool, memory: bool = False) -> Hello:
-        shared = self._shared
+        shared, world = self._shared, self._shared.world
+        assert world is not None
         return Hello(
             protocol=PROTOCOL,
             instance=shared.instance,
@@ -173,6 +191,8 @@ class Links:
             fingerprint={} if memory else dict(shared.fingerprint.fields),
             descriptor=shared.agent.local_descriptor() if memory else None,
             layout=to_wire(shared.layout) if memory else None,
+            rank=world.rank if memory else 0,
+            world=[member_to_wire(member) for member in world.members] if memory and not world.alone else [],
         )
 
     def on_hello(self, address: Address, hello: Hello) -> None:
@@ -216,7 +236,8 @@ class Links:
                 raise MalformedMessageError("a descriptor without a layout")
             layout = from_wire(hello.layout)
             self._require_same_geometry(link, layout)
-            overlap = self._share(link, layout)
+            members = _members(link, hello, layout)
+            shares = self._share(link, members)
             link.peer = self._connect_agent(link, hello.descriptor)
             link.route = self._shared.agent.route(link.peer)
         except MalformedMessageError as error:
@@ -225,7 +246,8 @@ class Links:
         except (HandshakeError, TransferError) as error:
             self._refuse(link, error)
             return
-        link.layout, link.overlap = layout, overlap
+        link.layout, link.rank, link.members, link.shares = layout, hello.rank, members, shares
+        link.overlap = self._overlap(link)
         link.state, link.heard = LinkState.READY, self._shared.now()
         self._shared.counters["handshakes"] += 1
         if not hello.reply:
@@ -241,17 +263,35 @@ class Links:
         if error is not None and set(error.fields) & set(ours):
             raise error
 
-    def _share(self, link: Link, layout: KvLayout) -> Overlap:
-        """What travels, by both layouts. Raises HandshakeError where something would be left out."""
+    def _share(self, link: Link, members: tuple[Member, ...]) -> Mapping[tuple[int, int], Overlap]:
+        """What travels, by the layouts of all ranks. Raises HandshakeError where something would be left out."""
+        world = self._shared.world
+        assert world is not None
+        name = members[0].name
+        known = self._shares.get(name)
+        if known is not None and known[0] == members:
+            return known[1]
+        theirs = tuple(member.layout for member in members)
         is_source = self._shared.role is Role.CONTEXT
-        ends = (self._shared.layout, layout) if is_source else (layout, self._shared.layout)
         try:
-            shared = share(ends[:1], ends[1:])
+            shares = share(world.layouts, theirs) if is_source else share(theirs, world.layouts)
         except GeometryError as error:
             values = error.values if is_source else error.values[::-1]
             message = f"{link} cannot hand over KV to this worker: {error}"
             raise HandshakeError(message, fields={error.field: values}) from error
-        return shared.get((0, 0), Overlap((), ends[1].groups))
+        self._shares[name] = members, shares
+        while len(self._shares) > SHARES_KEPT:
+            del self._shares[next(iter(self._shares))]
+        return shares
+
+    def _overlap(self, link: Link) -> Overlap:
+        """What travels between the two ranks, which may be nothing."""
+        world = self._shared.world
+        assert world is not None
+        assert link.layout is not None
+        if self._shared.role is Role.CONTEXT:
+            return link.shares.get((world.rank, link.rank), Overlap((), link.layout.groups))
+        return link.shares.get((link.rank, world.rank), Overlap((), self._shared.layout.groups))
 
     def _connect_agent(self, link: Link, descriptor: bytes) -> PeerId:
         name = (link.instance, link.incarnation)
@@ -346,3 +386,18 @@ class Links:
             }
             for link in self
         ]
+
+
+def _members(link: Link, hello: Hello, layout: KvLayout) -> tuple[Member, ...]:
+    """The ranks of a peer's instance, itself among them. Raises MalformedMessageError if it is not."""
+    if not hello.world:
+        if hello.rank:
+            raise MalformedMessageError(f"rank {hello.rank} of an instance that it does not describe")
+        return (Member(0, link.address.endpoint or "", link.instance, link.incarnation, layout),)
+    members = members_from_wire(hello.world)
+    if hello.rank >= len(members):
+        raise MalformedMessageError(f"rank {hello.rank} of {len(members)}")
+    own = members[hello.rank]
+    if own.name != (link.instance, link.incarnation) or own.layout != layout:
+        raise MalformedMessageError(f"rank {hello.rank} is another worker than its instance says")
+    return members

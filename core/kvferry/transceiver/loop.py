@@ -63,8 +63,8 @@ class Loop:
         self.links = Links(shared)
         self.ranks = Ranks(shared, ranks, self._world_complete, self._rank_lost)
         self.council = Council(shared, self.ranks)
-        self.context = ContextSide(shared, self.links)
-        self.generation = GenerationSide(shared, self.links)
+        self.context = ContextSide(shared, self.links, self.council)
+        self.generation = GenerationSide(shared, self.links, self.council)
         self.links.listeners = [self.context, self.generation]
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -275,7 +275,8 @@ class Loop:
 
     def _side_of(self, instance: str) -> ContextSide | GenerationSide:
         """DONE, FAILED and CANCEL go both ways: about our own request we are the context side."""
-        return self.context if instance == self._shared.instance else self.generation
+        world = self._shared.world
+        return self.context if world is not None and instance == world.name[0] else self.generation
 
     def _progress(self) -> None:
         """Let the agent progress; the clocks run on if it raises."""

@@ -57,6 +57,10 @@ class Ranks:
         self._trouble = ""
         self._deadline = float("inf")
         self._gathering = Gathering(spec, shared.role, shared.fingerprint) if spec is not None else None
+        if (
+            self._is_first and self._gathering is not None
+        ):  # at once: another rank may come before the loop's first step
+            self._gathering.members[0] = self._own(0)
         if self._spec is None:
             self._begin((self._own(0),), 0, b"")
 
@@ -77,10 +81,7 @@ class Ranks:
         if self._spec is None:
             return
         self._deadline = self._shared.now() + self._spec.join_timeout_ms / 1000
-        if self._spec.rank == 0:
-            assert self._gathering is not None
-            self._gathering.members[0] = self._own(0)
-        else:
+        if not self._is_first:
             self._missing = [0]
             self._dial()
 
@@ -169,12 +170,13 @@ class Ranks:
         try:
             member = gathering.admit(join)
             self._watch(member)
-        except HandshakeError as error:
-            self._refuse(address, error)
-            self._fail(error)
-            return
-        except (MalformedMessageError, TransferError) as error:
-            self._refuse(address, HandshakeError(f"rank {join.member.rank} cannot join: {error}"))
+        except (HandshakeError, MalformedMessageError, TransferError) as error:
+            refusal = HandshakeError(
+                str(error) if isinstance(error, HandshakeError) else f"rank {join.member.rank} cannot join: {error}",
+                fields=error.fields if isinstance(error, HandshakeError) else {},
+            )
+            self._refuse(address, refusal)
+            self._fail(refusal)
             return
         self._addresses[member.rank] = address
         self._heard[member.rank] = self._shared.now()

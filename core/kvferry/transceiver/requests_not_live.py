@@ -2,12 +2,13 @@
 
 import hmac
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvferry.transceiver.channel import Address
 from kvferry.transceiver.links import Link
 from kvferry.transceiver.sends import Send, SendState
-from kvferry.transceiver.wire import Cancelled, Done, Failed, Key, Table
+from kvferry.transceiver.wire import Cancelled, Done, Key, Table
 
 TOMBSTONES = 4096
 HELD_TABLES = 1024
@@ -19,7 +20,8 @@ class Tombstone:
 
     token: bytes
     key: Key | None
-    answer: Done | Failed | Cancelled | None
+    answers: Mapping[str, Done | Cancelled]
+    """By peer that took part in the last attempt."""
     state: SendState
     reason: str = ""
     """Why it was cancelled."""
@@ -39,15 +41,15 @@ class RequestsNotLive:
 
     def __init__(self) -> None:
         self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
-        self._held: OrderedDict[int, HeldTable] = OrderedDict()
+        self._held: OrderedDict[tuple[int, Address], HeldTable] = OrderedDict()
         self._cancelled: OrderedDict[tuple[Address, Key], None] = OrderedDict()
 
     # --- over ----------------------------------------------------------------------------------------------------
 
-    def bury(self, send: Send, answer: Done | Cancelled | None) -> None:
+    def bury(self, send: Send, answers: Mapping[str, Done | Cancelled]) -> None:
         """Keep what a doubled message needs to hear."""
-        key = send.delivery.key if send.delivery is not None else None
-        self._tombstones[send.request_id] = Tombstone(send.token, key, answer, send.state, send.reason)
+        key = send.attempt.key if send.attempt is not None else None
+        self._tombstones[send.request_id] = Tombstone(send.token, key, answers, send.state, send.reason)
         while len(self._tombstones) > TOMBSTONES:
             self._tombstones.popitem(last=False)
 
@@ -64,9 +66,9 @@ class RequestsNotLive:
 
     def cancel(self, address: Address, key: Key) -> None:
         """Remember that an attempt was told CANCELLED: it must not be served, not even if its TABLE is held."""
-        held = self._held.get(key.request)
-        if held is not None and (held.link.address, held.table.key) == (address, key):
-            del self._held[key.request]
+        held = self._held.get((key.request, address))
+        if held is not None and held.table.key == key:
+            del self._held[key.request, address]
         if not self.is_over(key.request):
             self._cancelled[address, key] = None
             while len(self._cancelled) > TOMBSTONES:
@@ -82,19 +84,17 @@ class RequestsNotLive:
         """Keep a TABLE for its request; False: too many wait already."""
         if len(self._held) >= HELD_TABLES:
             return False
-        self._held[held.table.key.request] = held
+        self._held[held.table.key.request, held.link.address] = held
         return True
 
-    def take_held(self, request_id: int) -> HeldTable | None:
-        """The TABLE that waits for a request, if one does."""
-        return self._held.pop(request_id, None)
+    def take_held(self, request_id: int) -> list[HeldTable]:
+        """The TABLEs that wait for a request, of each rank of a peer one."""
+        return [self._held.pop(name) for name in list(self._held) if name[0] == request_id]
 
     def take_expired(self, now: float) -> list[HeldTable]:
         """The TABLEs that waited too long."""
-        expired = [held for held in self._held.values() if held.deadline <= now]
-        for held in expired:
-            del self._held[held.table.key.request]
-        return expired
+        names = [name for name, held in self._held.items() if held.deadline <= now]
+        return [self._held.pop(name) for name in names]
 
     @property
     def held(self) -> int:

@@ -1,17 +1,15 @@
-"""One request's send: what the context worker knows of it, and of the attempt to deliver it."""
+"""One request's send: what the context worker knows of it."""
 
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
+from kvferry.transceiver.attempts import Attempt, Delivery
 from kvferry.transceiver.ledger import Entry
-from kvferry.transceiver.links import Link
-from kvferry.transceiver.wire import Key
+from kvferry.transceiver.wire import Subject
 from kvferry_plugins.errors import KvferryError, PeerLostError, TransferError, TransferTimeoutError
 from kvferry_plugins.layout import BlockIds
-from kvferry_plugins.transceiver import TransferId
-from kvferry_plugins.types import Outcome
+from kvferry_plugins.types import Outcome, Role
 
 
 class SendState(StrEnum):
@@ -31,38 +29,6 @@ class SendState(StrEnum):
 
 
 FINAL = (SendState.COMPLETED, SendState.FAILED, SendState.CANCELLED)
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """One attempt: a TABLE, and the writes that serve it."""
-
-    key: Key
-    link: Link
-    tables: tuple[BlockIds, ...]
-    """The target's blocks, one array a group of its layout, from the first that it wants on; −1 = not wanted."""
-    start_tokens: int
-    """What the target has already."""
-    nbytes: int
-    """Bytes of the whole attempt."""
-    blocks: int
-    """The target's blocks that they fill."""
-    planned_tokens: int
-    """What these tokens completed is planned already."""
-    queue: deque[Any] = field(default_factory=deque)
-    """Writes of the ``Writer`` that are not posted."""
-    in_flight: dict[TransferId, int] = field(default_factory=dict)
-    """Posted writes: bytes by transfer."""
-    done_bytes: int = 0
-    next_progress: float = 0.0
-    """When CHUNK_DONE is due although the chunk goes on; 0 = nothing was posted yet."""
-    checksum: int | None = None
-    stopping: bool = False
-    """Post nothing more."""
-    error: TransferError | None = None
-    """The first write that failed."""
-    owes_cancelled: bool = False
-    """The peer keeps its blocks in quarantine until it hears CANCELLED."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +54,7 @@ class Send:
     transfer_end: float = float("inf")
     """End of the transfer clock, once POSTING is said."""
     posted: float | None = None
-    delivery: Delivery | None = None
+    attempt: Attempt | None = None
     reason: str = ""
     """Why the engine cancelled it."""
     last_error: KvferryError | None = None
@@ -108,16 +74,17 @@ class Send:
 
     def timeout(self, now: float) -> TransferError:
         """Say in which state the time went; a failed write or a lost peer is the better answer where there was one."""
-        if self.delivery is not None and self.delivery.error is not None:
-            return self.delivery.error
-        if self.last_error is not None and self.delivery is None:
+        attempt = self.attempt if self.attempt is not None and not self.attempt.lost else None
+        if attempt is not None and attempt.error is not None:
+            return attempt.error
+        if self.last_error is not None and attempt is None:
             return PeerLostError(
                 f"request {self.request_id} was not fetched again within its lease: {self.last_error}",
                 request_id=self.request_id,
             )
         what = {
             SendState.WAITING: "no generation worker asked for it",
-            SendState.POSTING: f"with {self.delivery.done_bytes if self.delivery else 0} bytes written",
+            SendState.POSTING: f"with {attempt.done_bytes if attempt else 0} bytes written{_awaited(attempt)}",
             SendState.DELIVERED: "complete at the generation worker, which did not acknowledge it",
         }.get(self.state, "the prefill did not end")
         return TransferTimeoutError(
@@ -126,19 +93,48 @@ class Send:
             state=self.state.value,
         )
 
-    def dump(self, now: float, bytes_done: int) -> dict[str, object]:
-        """Plain values for ``status_dump``."""
-        delivery = self.delivery
+    def dump(self, now: float, bytes_of: Callable[[Delivery], int]) -> dict[str, object]:
+        """Plain values for ``status_dump``; ``bytes_of`` a part: complete at the target by now."""
+        attempt = self.attempt
+        parts = dict(attempt.parts) if attempt is not None else {}
         return {
             "request_id": self.request_id,
             "state": self.state.value,
             "seconds": round(now - self.started, 3),
-            "bytes_done": bytes_done,
-            "bytes_expected": delivery.nbytes if delivery else 0,
-            "writes_in_flight": len(delivery.in_flight) if delivery else 0,
+            "bytes_done": sum(map(bytes_of, parts.values())),
+            "bytes_expected": sum(part.nbytes for part in parts.values()),
+            "writes_in_flight": sum(len(part.in_flight) for part in parts.values()),
+            "ranks_expected": attempt.ranks if attempt is not None else 0,
+            "parts": [
+                {
+                    "rank": rank,
+                    "peer": part.link.instance,
+                    "state": part.state(),
+                    "bytes_done": bytes_of(part),
+                    "bytes_expected": part.nbytes,
+                }
+                for rank, part in sorted(parts.items())
+            ],
         }
 
     @property
     def deadline(self) -> float:
         """End of the clock that runs in the present state."""
-        return self.lease_end if self.state is SendState.WAITING else self.transfer_end
+        if self.state is SendState.WAITING:
+            return self.lease_end
+        attempt = self.attempt
+        if attempt is None or attempt.complete:
+            return self.transfer_end
+        return min(self.transfer_end, attempt.tables_due)
+
+    @property
+    def subject(self) -> Subject:
+        """What the ranks of this instance call it."""
+        return Subject(Role.CONTEXT.value, self.request_id, self.token)
+
+
+def _awaited(attempt: Attempt | None) -> str:
+    """What an attempt lacks beside bytes."""
+    if attempt is None or attempt.complete:
+        return ""
+    return f"; {len(attempt.parts)} of the generation worker's {attempt.ranks} ranks have asked for it"

@@ -19,6 +19,7 @@ from kvferry.transceiver.params import STATE_VERSION, HandoffSource, OpaqueState
 from kvferry.transceiver.receives import Receive
 from kvferry.transceiver.sends import Send
 from kvferry.transceiver.wire import MAX_AUX_BYTES, Key
+from kvferry.transceiver.world import TOKEN_BYTES, World
 from kvferry.transceiver.writers import Writer
 from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
 from kvferry_plugins.layout import BlockIds
@@ -175,10 +176,11 @@ class SessionTransceiver(KvCacheTransceiver):
         if send is None:
             self._require_usable()
             self._shared.outcomes[Role.CONTEXT].expect(request.request_id)
+            digest = prompt_digest(request.prompt_token_ids)
             send = Send(
                 request_id=request.request_id,
-                token=secrets.token_bytes(16),
-                prompt_digest=prompt_digest(request.prompt_token_ids),
+                token=self._token(request.request_id, digest),
+                prompt_digest=digest,
                 prompt_tokens=len(request.prompt_token_ids),
                 started=self._shared.now(),
                 tables=no_blocks(self._shared.layout, len(request.prompt_token_ids)),
@@ -215,10 +217,11 @@ class SessionTransceiver(KvCacheTransceiver):
     def get_disaggregated_params(self, request: TransferRequest) -> DisaggregatedParams:
         with self._entering:
             send = self._admit(request)
+        instance, incarnation = self._world.name
         state = OpaqueState(
             version=STATE_VERSION,
-            instance=self._shared.instance,
-            incarnation=self._shared.incarnation,
+            instance=instance,
+            incarnation=incarnation,
             request=request.request_id,
             token=send.token,
             prompt_digest=send.prompt_digest,
@@ -228,7 +231,7 @@ class SessionTransceiver(KvCacheTransceiver):
             ctx_request_id=request.request_id,
             disagg_request_id=request.request_id,
             opaque_state=pack_state(state),
-            ctx_info_endpoint=self.endpoint,
+            ctx_info_endpoint=self._world.first.endpoint,
         )
 
     # --- generation ----------------------------------------------------------------------------------------------
@@ -318,6 +321,16 @@ class SessionTransceiver(KvCacheTransceiver):
                 raise ValueError(f"request {request.request_id} has {what}")
             tables.append(np.ascontiguousarray(table[ordinals.start : ordinals.stop]))
         return tuple(tables)
+
+    @property
+    def _world(self) -> World:
+        """All ranks of this instance, which were waited for."""
+        assert self._shared.world is not None
+        return self._shared.world
+
+    def _token(self, request_id: int, digest: bytes) -> bytes:
+        """A request's token: drawn, or what every rank can tell."""
+        return secrets.token_bytes(TOKEN_BYTES) if self._world.alone else self._world.token(request_id, digest)
 
     def _require_open(self) -> None:
         if self._closed:

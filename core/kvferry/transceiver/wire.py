@@ -111,7 +111,7 @@ class Subject(Struct, frozen=True, array_like=True):
     """Tells one use of an id, or one attempt, from the next."""
 
 
-class Hello(Message, frozen=True, tag="HELLO"):
+class Hello(Message, frozen=True, tag="HELLO", omit_defaults=True):
     """The handshake. The first exchange carries fingerprints; only who passed sends memory and descriptor."""
 
     protocol: tuple[Count, Count]
@@ -122,6 +122,10 @@ class Hello(Message, frozen=True, tag="HELLO"):
     fingerprint: dict[str, Any] = {}
     descriptor: bytes | None = None
     layout: WireLayout | None = None
+    rank: Count = 0
+    """Which rank of its instance the sender is."""
+    world: list[WireMember] = []
+    """All ranks of its instance, where it has several; with the memory."""
 
 
 class Refuse(Message, frozen=True, tag="REFUSE", omit_defaults=True):
@@ -149,6 +153,8 @@ class Table(Message, frozen=True, tag="TABLE"):
     """What I expect."""
     may_precede_request: bool = False
     """Generation-first: the context worker may not have heard of the request yet, and holds the table."""
+    ranks: Positive = 1
+    """How many ranks of mine ask you, each with a TABLE of its own."""
 
 
 class Posting(Message, frozen=True, tag="POSTING"):
@@ -187,6 +193,8 @@ class Cancel(Message, frozen=True, tag="CANCEL", omit_defaults=True):
     key: Key
     reason: Reason = ""
     """Context: why, where its engine said so."""
+    failed: bool = False
+    """Generation: nobody cancelled; the request has failed elsewhere."""
 
 
 class Cancelled(Message, frozen=True, tag="CANCELLED", omit_defaults=True):
