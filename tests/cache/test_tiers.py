@@ -370,6 +370,19 @@ def test_a_file_of_another_block_is_never_served(make, tmp_path):
         loaded(tiers, first)
 
 
+def test_a_file_that_somebody_removed_costs_its_block_alone(make, tmp_path):
+    tiers = make(0, 4)
+    first, second = tiers.store(data(1)), tiers.store(data(2))
+    wait_until(lambda: {first.place, second.place} == {Place.DISK})
+    (file,) = tmp_path.glob(f"*/{first.serial}.block")
+    file.unlink()
+    with pytest.raises(CorruptBlockError, match="is gone"):
+        loaded(tiers, first)
+    assert (loaded(tiers, second) == data(2)).all()
+    assert tiers.disk_failures == 0
+    assert (figures(tiers)["disk"].loaded, figures(tiers)["disk"].dropped) == (1, 1)
+
+
 def test_closing_removes_all_files_and_drops_all_blocks(make, tmp_path):
     tiers = make(1, 4)
     blocks = [tiers.store(data(number)) for number in range(4)]

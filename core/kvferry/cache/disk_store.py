@@ -104,7 +104,7 @@ class DiskStore:
         """
         file = self._file(block.serial)
         header = bytearray(HEADER_BYTES)
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._open_block(file)
         try:
             size = os.fstat(descriptor).st_size
             if size != HEADER_BYTES + block.nbytes or not _read_all(descriptor, [memoryview(header), out.data]):
@@ -133,6 +133,14 @@ class DiskStore:
         if self._folder is None:
             raise FileNotFoundError(errno.ENOENT, "this process has no folder in it", str(self._path))
         return self._folder / f"{serial}.block"
+
+    def _open_block(self, file: Path) -> int:
+        try:
+            return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            if not file.parent.is_dir():
+                raise
+            raise CorruptBlockError(f"{file} is gone: somebody removed it") from error
 
     def _unlock(self) -> None:
         if self._lock is not None:

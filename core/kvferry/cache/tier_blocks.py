@@ -97,8 +97,11 @@ class Tier:
         block.pinned = pinned
 
     def touch(self, block: StoredBlock) -> None:
-        """Hear that a block was used."""
+        """Hear that a block is used."""
         (self._pinned if block.pinned else self._unpinned).move_to_end(block)
+
+    def count_load(self, block: StoredBlock) -> None:
+        """Hear that a block went back to the device."""
         self._figures[block.group].loaded += 1
 
     def blocks(self) -> list[StoredBlock]:

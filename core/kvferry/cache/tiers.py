@@ -135,8 +135,11 @@ class Tiers:
             self._tier(block).touch(block)
             if block.buffer is not None:
                 np.copyto(out, block.buffer)
+                self._tier(block).count_load(block)
                 return
         self._read(block, out)
+        with self._changed:
+            self._disk.count_load(block)
 
     def set_pinned(self, block: StoredBlock, pinned: bool) -> None:
         """Say whether a block may be dropped for others from now; harmless on one that was dropped."""
