@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import yaml
 
 from kvferry.config import parse_engine_args
 from kvferry.demo.processes import WorkerProcess
+from kvferry.integrations.transformers.loading import LoadedModel, load_model
 from kvferry.serving.app import make_app
 from kvferry.serving.http_server import HttpServer, bind_http
 from kvferry.serving.service import Service
@@ -281,12 +283,22 @@ class LocalWorker(Worker):
             time.sleep(0.01)
 
 
+@functools.cache
+def load_once(folder: str, dtype: str) -> LoadedModel:
+    return load_model(folder, dtype)
+
+
 @contextlib.contextmanager
 def local_worker(role: Role, model: str, config: dict[str, Any], registry, chunk: int | None) -> Iterator[LocalWorker]:
+    def load(folder, dtype, *, device, progress) -> LoadedModel:
+        return load_once(str(folder), dtype)
+
     options = WorkerOptions(role, model, prefill_chunk=chunk, threads=1)
     with contextlib.ExitStack() as stack:
         args = parse_engine_args(config)
-        service = stack.enter_context(running_service(options, args, registry, progress=lambda stage, fraction: None))
+        service = stack.enter_context(
+            running_service(options, args, registry, progress=lambda stage, fraction: None, load=load)
+        )
         server = HttpServer(make_app(service), stack.enter_context(bind_http("127.0.0.1", 0)))
         server.start()
         stack.callback(server.stop)

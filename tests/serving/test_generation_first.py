@@ -1,3 +1,4 @@
+import copy
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -131,7 +132,9 @@ def test_a_first_token_that_ends_the_output(local_pair, first, pipelined, ignore
     pair = local_pair(enable_pipelined_transfer=pipelined)
     (token,) = choice(pair.generation.complete(**{**BODY, "max_tokens": 1}).json())["token_ids"]
     for worker in (pair.context, pair.generation):
-        object.__setattr__(worker.service.loaded, "stop_token_ids", frozenset({token}))
+        loaded = copy.copy(worker.service.loaded)  # other tests have the same
+        object.__setattr__(loaded, "stop_token_ids", frozenset({token}))
+        worker.service.engine.loaded = loaded
     body = {**BODY, "ignore_eos": ignore_eos}
     passed_on = pair.announce(**body) if first == "announce" else pair.prefill(**body)
     answer = choice(pair.generation.complete(**passed_on).json())
