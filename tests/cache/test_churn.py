@@ -10,6 +10,7 @@ import random
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -392,6 +393,9 @@ class Churn:
         """End everything; then every block must be free or cached, and after clearing, free."""
         self.end_requests()
         self.check()
+        if not self.is_v1:
+            figures = [self.manager.statistics(index) for index in range(len(self.groups))]
+            assert sum(each.total * each.block_bytes for each in figures) <= self.manager.shares.budget
         if self.has_tiers:
             tiers = self.manager._blocks.offload._tiers
             assert [tier.pinned_bytes for tier in (tiers._host, tiers._disk)] == [0, 0], (
@@ -429,13 +433,13 @@ class Churn:
 def make_churn(make_manager, tmp_path):
     made = []
 
-    def make(geometry, *, blocks=24, host=0, disk=0, seed=SEED, **changes):
-        options = {"host_cache_size": host, "disk_cache_size": disk, "disk_cache_path": str(tmp_path) if disk else None}
+    def make(geometry, *, blocks=24, host=0, disk=0, folder=tmp_path, seed=SEED, **changes):
+        options = {"host_cache_size": host, "disk_cache_size": disk, "disk_cache_path": str(folder) if disk else None}
         manager = make_manager(
             blocks, STEP, geometry=geometry_of(geometry), options=options, max_batch_size=6, **changes
         )
         made.append(manager)
-        return Churn(manager, seed, folder=tmp_path if disk else None, limits=(host, disk))
+        return Churn(manager, seed, folder=folder if disk else None, limits=(host, disk))
 
     yield make
     for manager in made:
@@ -511,6 +515,15 @@ def test_damaged_block_files_are_computed_again_and_never_served(make_churn):
     churn.may_damage = True
     counts = churned(churn, REQUESTS // 10)
     assert counts["damaged"] > 0
+
+
+@pytest.mark.parametrize("folder", ["/absent", "/sys", "/dev/null"], ids=["missing", "unwritable", "a file"])
+def test_a_disk_that_cannot_be_used_is_said_once_and_host_memory_serves_alone(make_churn, caplog, folder):
+    churn = make_churn("windows", host=6000, disk=20000, folder=Path(folder))
+    assert churned(churn, REQUESTS // 40)["resumed"] > 0
+    assert len([record for record in caplog.records if folder in record.getMessage()]) == 1
+    tiers = [tier for index in range(len(churn.groups)) for tier in churn.manager.statistics(index).tiers]
+    assert sum(tier.stored for tier in tiers if tier.tier == "disk") == 0
 
 
 def test_a_disk_that_fails_half_way_loses_no_request(make_churn, monkeypatch):
