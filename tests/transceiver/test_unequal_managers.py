@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvferry.testing.world_pair import Side, world_pair
+from kvferry.testing.world_pair import Side, make_manager, world_pair
+from kvferry.transceiver.mapping import share, wanted_ordinals
 from kvferry_plugins.errors import HandshakeError
 from kvferry_plugins.types import LayerShape, ModelGeometry, Role, RoleShape
 
@@ -120,3 +121,37 @@ def test_a_received_prefix_is_not_fetched_again_under_windows():
         again = pair.ends(Role.GENERATION)[0]
         assert again.outcome == "completed"
         assert 0 < again.nbytes < first.nbytes
+
+
+GEMMA_3_270M = ModelGeometry(
+    18, 1, 256, "bfloat16", tuple(None if (layer + 1) % 6 == 0 else 512 for layer in range(18))
+)
+
+
+def bytes_to_fetch(source, destination, prompt_tokens):
+    """What a prompt takes, by both managers' layouts and the destination's table."""
+    managers = [make_manager(side, GEMMA_3_270M, 0) for side in (source, destination)]
+    try:
+        managers[1].allocate(1, prompt_tokens + 1, history_tokens=prompt_tokens)
+        tables = [
+            table[ordinals.start : ordinals.stop]
+            for table, ordinals in zip(
+                managers[1].block_table(1),
+                (wanted_ordinals(group, prompt_tokens, 0) for group in managers[1].layout.groups),
+                strict=True,
+            )
+        ]
+        overlap = share([managers[0].layout], [managers[1].layout])[0, 0]
+        return overlap.expected(tables, prompt_tokens, 0)[0]
+    finally:
+        for manager in managers:
+            manager.shutdown()
+
+
+@pytest.mark.parametrize("source", ["V1", "V2"])
+def test_of_gemma_at_4096_tokens_v2_moves_at_most_four_tenths_of_what_v1_moves(source):
+    sides = {kind: Side(manager=kind, tokens_per_block=32, max_tokens=4160) for kind in ("V1", "V2")}
+    everything = bytes_to_fetch(sides["V1"], sides["V1"], 4096)
+    needed = bytes_to_fetch(sides[source], sides["V2"], 4096)
+    assert everything == 18 * 4096 * 2 * 256 * 2
+    assert (3 * 4096 + 15 * 511) / (18 * 4096) <= needed / everything <= 0.4
