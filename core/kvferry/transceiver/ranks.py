@@ -16,7 +16,10 @@ from kvferry_plugins.types import RankSpec
 REDIAL_SECONDS = 0.2
 """From a failed connection to rank 0 to the next."""
 
-GRACE_SECONDS = 10.0
+FAREWELL_SECONDS = 10.0
+"""How long rank 0, once it knows that the instance cannot come together, waits for those that it has not told."""
+
+GRACE_SECONDS = 20.0
 """How much longer than the clock a start waits for the loop to say that it ran out."""
 
 
@@ -52,6 +55,7 @@ class Ranks:
         """Connections whose end is the end of a rank."""
         self._heard: dict[int, float] = {}
         self._missing: list[int] = []
+        self._refused: set[Address] = set()
         self._redial = float("inf")
         self._next_ping = 0.0
         self._trouble = ""
@@ -74,7 +78,7 @@ class Ranks:
     @property
     def watched(self) -> bool:
         """Whether there are clocks: others to come, or to stay."""
-        return self._spec is not None and self.error is None
+        return self._spec is not None and (self.error is None or not self._settled.is_set())
 
     def start(self) -> None:
         """Meet the others."""
@@ -163,6 +167,10 @@ class Ranks:
         if self._is_first and world is not None and self._addresses.get(join.member.rank) == address:
             self._shared.send(address, _as_message(world))  # over a new connection, before it heard
             return
+        if self._is_first and isinstance(self.error, HandshakeError):
+            self._refuse(address, self.error)
+            self._settle_failure()
+            return
         if not self._is_first or gathering is None or world is not None or self.error is not None:
             reason = "this worker is no rank 0 that waits for ranks: restart all ranks of the instance together"
             self._shared.send(address, Refuse(field="rank", reason=reason))
@@ -219,6 +227,7 @@ class Ranks:
         return True
 
     def _refuse(self, address: Address, error: HandshakeError) -> None:
+        self._refused.add(address)
         fields: dict[str, Any] = dict(error.fields)
         self._shared.send(address, Refuse(field="ranks", reason=str(error)[:4000], fields=fields))
 
@@ -228,11 +237,20 @@ class Ranks:
             return
         self.error = error
         if self._is_first and isinstance(error, HandshakeError):
+            self._deadline = min(self._deadline, self._shared.now() + FAREWELL_SECONDS)
             for address in self._addresses.values():
                 self._refuse(address, error)
-        elif not self._is_first and self._spec is not None:
-            self.send(0, Lost(rank=self._spec.rank, reason=str(error)[:4000]))
-        self._settled.set()
+            self._settle_failure()
+        else:
+            if self._spec is not None:
+                self.send(0, Lost(rank=self._spec.rank, reason=str(error)[:4000]))
+            self._settled.set()
+
+    def _settle_failure(self) -> None:
+        """Rank 0: let the start fail here too, when everybody has heard, or nobody else is to be waited for."""
+        others = self._spec.topology.ranks - 1 if self._spec is not None else 0
+        if len(self._refused) >= others or self._shared.now() >= self._deadline:
+            self._settled.set()
 
     # --- staying together ----------------------------------------------------------------------------------------
 
@@ -293,7 +311,9 @@ class Ranks:
         if not self.watched or self._spec is None:
             return
         now = self._shared.now()
-        if self.world is None:
+        if self.error is not None:
+            self._settle_failure()
+        elif self.world is None:
             self._tick_meeting(self._spec, now)
         elif self.lost is None:
             self._tick_liveness(now)
