@@ -54,6 +54,8 @@ class Pairing:
     way: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    kept_of_the_dead: int = 0
+    """Connections to each dead peer that the library keeps open for ever."""
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.runtime, self.backend, self.way)))
@@ -67,7 +69,7 @@ PAIRINGS = (
     Pairing("CPP", "NIXL", config=NOT_MAPPED),
     Pairing("CPP", "UCX", config=NOT_MAPPED),
     Pairing("CPP", "UCX", "MAPPED"),  # of the CPP runtime, whatever the backend
-    Pairing("CPP", "MOONCAKE", config=NOT_MAPPED),
+    Pairing("CPP", "MOONCAKE", config=NOT_MAPPED, kept_of_the_dead=2),
 )
 """Every declared pair whose workers are processes of their own; MPI's are one world (``test_mpi_world.py``)."""
 
@@ -109,6 +111,10 @@ class Cast:
         settings = {**names, **CONFIG, **pairing.config, **config}
         options = {"role": role, "blocks": blocks, "block_bytes": block_bytes, "config": settings}
         return ChildOrder("kvferry.bench.peer", [json.dumps(options)], f"{role} worker on {pairing}")
+
+    def kept_of_the_dead(self, role: str) -> int:
+        """As its pairing says it."""
+        return self._pairings[role].kept_of_the_dead
 
     def environ(self, role: str) -> dict[str, str]:
         """Everybody's, and what sends a pairing's bytes its way."""
