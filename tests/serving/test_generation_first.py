@@ -194,6 +194,8 @@ def test_a_router_that_hangs_up_at_the_context_worker_ends_both(local_pair, in_t
         gate.let(2)
         pair.context.wait(lambda status: gate.passed == 2)
         pair.generation.wait(receiving)
+    loop = pair.context.service.loop
+    pair.context.wait(lambda status: loop._inbox or loop.idle)  # until the server has noticed
     gate.let(1)  # the step that was under way
     answer = answer.result(60)
     assert answer.status_code == 410, answer.text
