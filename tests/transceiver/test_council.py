@@ -28,6 +28,7 @@ class Rank:
 
     def __init__(self, network, rank, size):
         self.rank, self.network, self.lost, self.running, self.clock = rank, network, None, False, 0.0
+        self.subject = SUBJECT
         self.events = []
         self.shared = SimpleNamespace(
             world=SimpleNamespace(rank=rank, alone=size == 1, members=range(size)),
@@ -49,20 +50,20 @@ class Rank:
         if not self.running:
             return False
         self.running = False
-        self.council.report(subject, event(outcome))
+        self.council.report(self, event(outcome))
         return True
 
     def begin(self):
-        objection = self.council.objection(SUBJECT)
+        objection = self.council.objection(self)
         if objection is None:
             self.running = True
         else:
-            self.council.report(SUBJECT, event(objection[0]))
+            self.council.report(self, event(objection[0]))
 
     def end(self, outcome):
         if self.running:
             self.running = False
-            self.council.report(SUBJECT, event(outcome))
+            self.council.report(self, event(outcome))
 
     def hear(self, sender, message):
         if isinstance(message, Verdict):
@@ -252,8 +253,8 @@ def test_a_lost_rank_fails_what_waits_and_what_begins():
     assert network.outcomes() == [[], ["failed"]]
     assert isinstance(second.events[0].error, PeerLostError)
     assert second.events[0].error.request_id == 7
-    assert second.council.objection(SUBJECT)[0] == "failed"
-    second.council.report(SUBJECT, event("completed"))
+    assert second.council.objection(second)[0] == "failed"
+    second.council.report(second, event("completed"))
     assert network.outcomes()[1] == ["failed", "failed"]
 
 

@@ -82,7 +82,7 @@ class ContextSide:
         if send.request_id in self._sends:
             return
         self._sends[send.request_id] = send
-        objection = self._council.objection(send.subject)
+        objection = self._council.objection(send)
         if objection is not None:
             self._end(send, *objection)
         for held in self._others.take_held(send.request_id):
@@ -423,7 +423,7 @@ class ContextSide:
             self._settle_part(send, part, error)
         event = self._event(send, error)
         self._bury_if_quiet(send)  # before the engine hears of it: what it frees then is free
-        self._council.report(send.subject, event)
+        self._council.report(send, event)
 
     def _settle_part(self, send: Send, part: Delivery, error: KvferryError | None) -> None:
         self._deliveries.stop(part)

@@ -28,6 +28,14 @@ Stopper = Callable[[Subject, Outcome, KvferryError], bool]
 """End a request that runs here; False: it is not here."""
 
 
+class Session(Protocol):
+    """A send or a receive."""
+
+    @property
+    def subject(self) -> Subject:
+        """What the ranks of this instance call it."""
+
+
 class Colleagues(Protocol):
     """The other ranks, as far as outcomes need them: ``Ranks``."""
 
@@ -70,12 +78,14 @@ class Council:
 
     # --- this rank -----------------------------------------------------------------------------------------------
 
-    def report(self, subject: Subject, event: TransferEvent) -> None:
+    def report(self, session: Session, event: TransferEvent) -> None:
         """A request ended here: the engine hears of it when it has ended everywhere."""
-        told = self._told.pop(subject, None)
         if self._alone:
             self._shared.finish(event)
-        elif self._ranks.lost is not None:
+            return
+        subject = session.subject
+        told = self._told.pop(subject, None)
+        if self._ranks.lost is not None:
             self._deliver_lost(event, self._ranks.lost)
         elif told is not None and told.final:
             self._deliver(event, told)
@@ -84,8 +94,11 @@ class Council:
             if told is None:  # else "absent" was said of it, and the verdict is under way
                 self._say(Ended(subject, event.outcome, str(event.error or "")[:4000]))
 
-    def objection(self, subject: Subject) -> tuple[Outcome, KvferryError] | None:
+    def objection(self, session: Session) -> tuple[Outcome, KvferryError] | None:
         """Why a request that begins here is over already, if it is."""
+        if self._alone:
+            return None
+        subject = session.subject
         if self._ranks.lost is not None:
             return "failed", _own(self._ranks.lost, subject)
         told = self._told.get(subject)

@@ -64,7 +64,7 @@ class GenerationSide:
         """Begin: greet the context worker if need be, then send the TABLEs."""
         self._receives[receive.key] = self._by_request[receive.request_id] = receive
         receive.deadline = receive.started + self._shared.clocks.admission
-        objection = self._council.objection(receive.subject)
+        objection = self._council.objection(receive)
         if objection is not None:
             self._end(receive, *objection)
             return
@@ -149,6 +149,9 @@ class GenerationSide:
         assert link.overlap is not None
         prompt, start = receive.prompt_tokens, receive.start_tokens
         part.nbytes, part.blocks = link.overlap.expected(receive.tables, prompt, start)
+        left_out = link.overlap.left_out(prompt, start)
+        if any(left_out):
+            self._shared.ledger.leave_out(receive.request_id, left_out)
         table = Table(
             key=receive.key,
             token=receive.source.state.token,
@@ -210,7 +213,7 @@ class GenerationSide:
             receive.end = ReceiveState.COMPLETED
             self._release(receive, ReceiveState.COMPLETED.value)
             aux = next((aux for _, aux in sorted(receive.aux.items()) if aux), b"")
-            self._council.report(receive.subject, self._event(receive, None, aux=aux))
+            self._council.report(receive, self._event(receive, None, aux=aux))
         self._shared.send(address, without_aux(done))
 
     def _check(self, receive: Receive, part: Part, done: Done) -> str | None:
@@ -344,7 +347,7 @@ class GenerationSide:
         for part in receive.parts.values():
             if not part.writer_done or part.state is ReceiveState.COMPLETED:  # it may still serve other ranks of ours
                 self._ask_to_stop(receive, part)
-        self._council.report(receive.subject, self._event(receive, error))
+        self._council.report(receive, self._event(receive, error))
 
     def _writer_is_done(self, receive: Receive, part: Part, reason: str) -> None:
         """One of the writers of a receive that is over will write no more."""
