@@ -144,6 +144,15 @@ class KVCacheManager(ABC):
             Tokens that are now committed for this request: a multiple of every group's ``tokens_per_block``.
         """
 
+    def leave_out(self, request_id: int, leading_tokens: Sequence[int]) -> None:  # noqa: B027 -- a manager without windows is never told
+        """Hear that of what is received so many leading tokens are missing, a group each: a window does not need them.
+
+        A block that lacks some of its tokens is not to be offered for reuse. Told again, the larger number counts.
+
+        Raises:
+            KeyError: no such request.
+        """
+
     @abstractmethod
     def free(self, request_id: int) -> None:
         """Give the request's blocks back (held ones when their last hold ends). Unknown ids are a KeyError."""

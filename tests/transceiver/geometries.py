@@ -64,8 +64,6 @@ def deployments(draw: st.DrawFn, kind: str | None = None) -> Deployment:
     topologies = st.sampled_from(TOPOLOGIES)
     blocks = draw(st.sampled_from([(4, 4), (4, 4), (8, 2), (4, 2), (2, 4), (2, 8), (3, 3), (1, 4)]))
     source_slides = windowed and draw(st.booleans())
-    if source_slides and blocks[0] < blocks[1]:
-        blocks = blocks[::-1]
     destination_slides = windowed and (source_slides or draw(st.booleans()))
     return Deployment(
         geometry,
@@ -217,25 +215,36 @@ class Memory:
         pools = tuple(replace(pool, base=base + end) for pool, end in zip(layout.pools, ends, strict=False))
         self.layout = replace(layout, pools=pools)
 
-    def write(self, content: "Content", tables: Sequence[BlockIds], first: Sequence[int], prompt_tokens: int) -> None:
-        """Put a request's content into its blocks, the rows of its tokens alone."""
-        for group, table, start in zip(self.layout.groups, tables, first, strict=True):
+    def write(self, content: "Content", tables: Sequence[BlockIds], rows: Sequence["Rows"]) -> None:
+        """Put a request's content into its blocks, some rows a group."""
+        for group, table, wanted in zip(self.layout.groups, tables, rows, strict=True):
             for pool in (self.layout.pools[index] for index in group.pools):
                 for view in pool.views:
                     if view.layer in group.layers:
-                        self._write_view(content, group, pool, view, table, start, prompt_tokens)
+                        self._write_view(content, group, pool, view, table, wanted)
 
-    def _write_view(self, content, group, pool, view, table, start, prompt_tokens) -> None:
+    def _write_view(self, content, group, pool, view, table, wanted) -> None:
         head = group.head_start * view.heads // group.kv_heads
         rows = content.of(view)[head : head + view.heads]
-        for ordinal, block in enumerate(table.tolist(), start):
+        for ordinal, block in enumerate(table.tolist(), wanted.first_ordinal):
             if block != -1:
                 at = pool.base - self.bytes.ctypes.data + block * pool.block_stride + view.offset
                 strides = (view.head_stride, view.token_stride, 1)
                 shape = (view.heads, view.tokens, view.row_bytes)
                 there = np.lib.stride_tricks.as_strided(self.bytes[at:], shape, strides)
-                mine = rows[:, ordinal * view.tokens : min((ordinal + 1) * view.tokens, rows.shape[1])]
-                there[:, : mine.shape[1]] = mine
+                begin = ordinal * view.tokens
+                skipped = min(max(0, wanted.first_token - begin), view.tokens)
+                mine = rows[:, begin + skipped : min(begin + view.tokens, rows.shape[1])]
+                there[:, skipped : skipped + mine.shape[1]] = mine
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of a group's blocks are written."""
+
+    first_ordinal: int = 0
+    """Of the table."""
+    first_token: int = 0
 
 
 class Content:

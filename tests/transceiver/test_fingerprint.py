@@ -72,7 +72,7 @@ def test_ranks_of_any_topology_and_managers_that_keep_enough_agree(context, gene
             layout(),
             {"windows": ([[0, 0, 512], [2, 2, 256]], None)},
         ),
-        (layout(windows=(512,)), layout(windows=(512,), tokens_per_block=8), {"tokens_per_block": (4, 8)}),
+        (layout(windows=(512,)), layout(windows=(512,), tokens_per_block=7), {"tokens_per_block": (4, 7)}),
     ],
 )
 def test_what_cannot_be_mapped_differs_in_the_layers_that_are_to_blame(context, generation, expected):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transceiver import geometries
-from transceiver.geometries import Content, Memory, destination_tables, layouts_of, source_tables
+from transceiver.geometries import Content, Memory, Rows, destination_tables, layouts_of, source_tables
 
 from kvferry.transceiver.checksum import checksum_destination, checksum_source
 from kvferry.transceiver.coalesce import plan_segments
@@ -21,7 +21,7 @@ class HandOff:
     """A request on its way between two worlds in this process's memory."""
 
     def __init__(self, deployment, request, seed):
-        self.request, chance = request, random.Random(seed)
+        self.deployment, self.request, chance = deployment, request, random.Random(seed)
         drawn = (layouts_of(deployment.geometry, side, chance) for side in (deployment.source, deployment.destination))
         self.sources, self.destinations = ([Memory(each, chance.randrange(99)) for each in side] for side in drawn)
         self.content = Content(deployment.geometry, request.prompt_tokens, seed)
@@ -29,7 +29,7 @@ class HandOff:
         self.wanted = [destination_tables(memory.layout, request, chance) for memory in self.destinations]
         self.overlaps = share([m.layout for m in self.sources], [m.layout for m in self.destinations])
         for memory, tables in zip(self.sources, self.held(request.prompt_tokens), strict=True):
-            memory.write(self.content, tables, [0] * len(tables), request.prompt_tokens)
+            memory.write(self.content, tables, [Rows()] * len(tables))
 
     def held(self, computed):
         """Each source rank's tables at some moment."""
@@ -43,13 +43,19 @@ class HandOff:
         for memory, tables in zip(self.destinations, self.wanted, strict=True):
             after = Memory(memory.layout, 0)
             after.bytes[:] = memory.bytes
-            starts = [
-                0 if group.kind == "state" else self.request.start_tokens // group.tokens_per_block
-                for group in memory.layout.groups
-            ]
             if self.request.start_tokens < self.request.prompt_tokens:
-                after.write(self.content, tables, starts, self.request.prompt_tokens)
+                after.write(self.content, tables, [self._rows(group) for group in memory.layout.groups])
             yield after.bytes
+
+    def _rows(self, group):
+        """What of a destination group is written: under a window not what a source of smaller blocks may not have."""
+        if group.kind == "state":
+            return Rows()
+        needed, source = 0, self.deployment.source
+        if group.window and source.slides and source.tokens_per_block < group.tokens_per_block:
+            needed = max(0, self.request.prompt_tokens + 1 - group.window)
+        first = needed // source.tokens_per_block * source.tokens_per_block
+        return Rows(self.request.start_tokens // group.tokens_per_block, first)
 
     def copies(self, source, destination):
         """Chunk by chunk."""
@@ -238,7 +244,8 @@ def test_what_cannot_be_mapped_names_the_field(there, field):
     [
         ({"window": 8}, {}, "windows"),
         ({"window": 8}, {"window": 9}, "windows"),
-        ({"window": 8}, {"window": 8, "tokens_per_block": 8}, "tokens_per_block"),
+        ({"window": 8}, {"window": 8, "tokens_per_block": 6}, "tokens_per_block"),
+        ({"window": 8}, {"window": 8, "tokens_per_block": 8}, None),
         ({}, {"window": 8, "tokens_per_block": 8}, None),
         ({"window": 8}, {"window": 8, "tokens_per_block": 2}, None),
         ({"window": 8}, {"window": 5}, None),

@@ -84,14 +84,8 @@ def test_states_and_latent_rows_arrive(chunked):
     [
         (Side(manager="V2"), Side(), "windows", "use_kv_cache_manager_v2"),
         (Side(tokens_per_block=4), Side(tokens_per_block=6), "tokens_per_block", "tokens_per_block"),
-        (
-            Side(manager="V2", tokens_per_block=1),
-            Side(manager="V2", tokens_per_block=4),
-            "tokens_per_block",
-            "tokens_per_block",
-        ),
     ],
-    ids=["V2 to V1", "neither divides", "larger blocks over windows"],
+    ids=["V2 to V1", "neither divides"],
 )
 def test_what_a_context_worker_does_not_keep_is_a_refusal_that_says_what_to_set(context, generation, field, advice):
     with world_pair(context, generation, geometry=SLIDING) as pair:
@@ -121,6 +115,27 @@ def test_a_received_prefix_is_not_fetched_again_under_windows():
         again = pair.ends(Role.GENERATION)[0]
         assert again.outcome == "completed"
         assert 0 < again.nbytes < first.nbytes
+
+
+@pytest.mark.parametrize(("blocks", "missing_tokens", "reused"), [(4, 0, 32), (1, 2, 16)])
+def test_a_block_of_which_a_part_slid_away_at_the_source_is_never_reused(blocks, missing_tokens, reused):
+    geometry = replace(SLIDING, windows=(16, None, 16))
+    sides = Side(manager="V2", tokens_per_block=blocks), Side(manager="V2", tokens_per_block=4)
+    prompt = tuple(range(33))
+    with world_pair(*(replace(side, config=CHECKED) for side in sides), geometry=geometry) as pair:
+        before = pair.snapshot()
+        request = pair.prefill(1, prompt)
+        pair.respond(request)
+        received = pair.admit(request, 11)
+        pair.receive(received)
+        assert [pair.ends(role)[0].outcome for role in (Role.GENERATION, Role.CONTEXT)] == ["completed"] * 2
+        stayed = missing_tokens * 2 * 2 * 2 * 32  # some of which happen to be right
+        assert 0.9 * stayed <= pair.wrong_bytes(before, received, 1) <= stayed
+        manager = pair.generation[0].manager
+        manager.commit(11, prompt)
+        manager.free(11)
+        # 16: the full layers' blocks before the window; of the window nothing, as its first block is not whole
+        assert manager.allocate(12, 34, prompt, history_tokens=33) == reused
 
 
 GEMMA_3_270M = ModelGeometry(

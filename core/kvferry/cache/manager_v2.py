@@ -152,9 +152,13 @@ class KVCacheManagerV2(KVCacheManager):
 
     def commit(self, request_id: int, token_ids: Sequence[int]) -> int:
         with self._settled:
-            tables = self._active(request_id).tables
-            self._require_within(request_id, tables, len(token_ids))
-            return self._blocks.commit(token_ids, tables)
+            request = self._active(request_id)
+            self._require_within(request_id, request.tables, len(token_ids))
+            return self._blocks.commit(token_ids, request.whole_tables(self._layout.groups))
+
+    def leave_out(self, request_id: int, leading_tokens: Sequence[int]) -> None:
+        with self._settled:
+            self._request(request_id).leave_out(leading_tokens)
 
     def free(self, request_id: int) -> None:
         with self._settled:

@@ -30,6 +30,8 @@ class RequestBlocks:
     """One a group, as long as its capacity; of a suspended request all −1."""
     computed_tokens: int
     """Leading tokens whose KV is complete, or comes from elsewhere."""
+    missing_tokens: tuple[int, ...] = ()
+    """Leading tokens that were not received and that no window needs, a group each; empty = none is missing."""
     saved: tuple[SavedBlock, ...] | None = None
     """What a suspended request will be made of again; None = it is not suspended."""
 
@@ -46,6 +48,20 @@ class RequestBlocks:
             )
             for group in groups
         ]
+
+    def leave_out(self, leading_tokens: Sequence[int]) -> None:
+        """Hear that leading tokens are missing, a group each."""
+        known = self.missing_tokens or (0,) * len(leading_tokens)
+        self.missing_tokens = tuple(map(max, known, leading_tokens))
+
+    def whole_tables(self, groups: Sequence[LayerGroup]) -> Tables:
+        """The tables without the blocks of which a part is missing."""
+        if not any(self.missing_tokens):
+            return self.tables
+        tables = [table.copy() for table in self.tables]
+        for table, group, missing in zip(tables, groups, self.missing_tokens, strict=True):
+            table[: group.blocks_for(missing)] = NOT_HERE
+        return tables
 
     def advance(self, groups: Sequence[LayerGroup], computed_tokens: int) -> Tables:
         """Hear that more tokens are computed; the blocks that no token to come reads leave the tables.

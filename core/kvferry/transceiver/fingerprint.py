@@ -42,8 +42,7 @@ SEVERITY: Mapping[str, Severity] = {
 """Every field of a fingerprint. Protocol versions are ranges, and are compared by overlap instead."""
 
 _ADVICE: Mapping[str, str] = {
-    "tokens_per_block": "set kv_cache_config.tokens_per_block so that one side's divides the other's (under sliding "
-    "windows the generation worker's the context worker's)",
+    "tokens_per_block": "set kv_cache_config.tokens_per_block so that one side's divides the other's",
     "windows": "set kv_cache_config.use_kv_cache_manager_v2 to false on the context worker, which then keeps every "
     "token, or to true on both",
     "dtype": "set kv_cache_config.dtype alike on both sides",
@@ -181,30 +180,22 @@ def _differing(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ro
     here, there = _of_layers(ours.get(name)), _of_layers(theirs.get(name))
     if not here or not there:
         return (ours.get(name) if here else None), (theirs.get(name) if there else None)
-    windows = _of_layers(ours.get("windows")), _of_layers(theirs.get("windows"))
-    wrong = []
-    for layer in sorted(here.keys() & there.keys()):
-        values, spans = (here[layer], there[layer]), (windows[0].get(layer), windows[1].get(layer))
-        if role is not Role.CONTEXT:
-            values, spans = values[::-1], spans[::-1]
-        if not _goes(name, values, spans):
-            wrong.append(layer)
+    source, destination = (here, there) if role is Role.CONTEXT else (there, here)
+    wrong = [
+        layer for layer in sorted(here.keys() & there.keys()) if not _goes(name, source[layer], destination[layer])
+    ]
     return (_said(here, wrong), _said(there, wrong)) if wrong else None
 
 
-def _goes(name: str, values: tuple[Any, Any], windows: tuple[Any, Any]) -> bool:
-    """Whether a layer that has the first value at its source may have the second at its destination."""
-    if values[0] == values[1]:
+def _goes(name: str, source: Any, destination: Any) -> bool:
+    """Whether a layer that has the one value at its source may have the other at its destination."""
+    if source == destination:
         return True
-    numbers = [*values, *windows]
-    if not all(number is None or (isinstance(number, int) and number > 0) for number in numbers):
+    if not all(value is None or (isinstance(value, int) and value > 0) for value in (source, destination)):
         return False
     if name == "windows":
-        return window_serves(*values)
-    if name == "tokens_per_block" and None not in values:
-        kept = windows[0] if window_serves(*windows) else None  # else the windows are to blame
-        return blocks_fit(*values, kept)
-    return False
+        return window_serves(source, destination)
+    return name == "tokens_per_block" and None not in (source, destination) and blocks_fit(source, destination)
 
 
 def _said(of_layers: Mapping[int, Any], wrong: list[int]) -> Any:

@@ -1,5 +1,6 @@
 """Who owns each in-flight block, since when, and which event frees it."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -59,6 +60,11 @@ class Ledger:
         with self._lock:
             self._entries[entry.number] = entry
         return entry
+
+    def leave_out(self, request_id: int, leading_tokens: Sequence[int]) -> None:
+        """Tell the manager what a receive will lack; nothing if the request has no blocks any more."""
+        with contextlib.suppress(KeyError):
+            self._manager.leave_out(request_id, leading_tokens)
 
     def quarantine(self, entry: Entry, *, freed_by: str) -> None:
         """Keep the blocks from everybody until the writer is proven done or gone."""

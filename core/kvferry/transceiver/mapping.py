@@ -188,14 +188,9 @@ def window_serves(source: int | None, destination: int | None) -> bool:
     return source is None or (destination is not None and destination <= source)
 
 
-def blocks_fit(source: int, destination: int, source_window: int | None) -> bool:
-    """Whether blocks of so many tokens can be cut into one another.
-
-    A source that lets blocks slide out of its window has not all that a larger block of the destination's holds.
-    """
-    if source % destination == 0:
-        return True
-    return destination % source == 0 and source_window is None
+def blocks_fit(source: int, destination: int) -> bool:
+    """Whether blocks of so many tokens can be cut into one another."""
+    return source % destination == 0 or destination % source == 0
 
 
 def _blocks_fit(here: _Holding, there: _Holding) -> bool:
@@ -209,4 +204,4 @@ def _blocks_fit(here: _Holding, there: _Holding) -> bool:
             )
     if here.group.kind == "state":
         return True
-    return blocks_fit(here.group.tokens_per_block, there.group.tokens_per_block, here.group.window)
+    return blocks_fit(here.group.tokens_per_block, there.group.tokens_per_block)

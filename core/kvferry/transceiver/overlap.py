@@ -66,15 +66,33 @@ class GroupPair:
         """Bytes of one token, or of the whole state."""
         return sum(pool.token_bytes for pool in self.pools)
 
+    def left_out(self, prompt_tokens: int) -> int:
+        """Leading tokens that the source need not have any more, although they may share a block with those it has.
+
+        Only where blocks slide out of the source's window that are smaller than the destination's.
+        """
+        if self.src.window is None or self.dst.window is None or self.unit == self.dst.tokens_per_block:
+            return 0
+        return max(0, prompt_tokens + 1 - self.dst.window) // self.unit * self.unit
+
     def wanted_tokens(self, table: BlockIds, prompt_tokens: int) -> int:
-        """Tokens that the wanted blocks hold of the prompt; 1 for a state."""
+        """Tokens of the prompt that go to the wanted blocks; 1 for a state."""
         if not len(table):
             return 0
         blocks = int(np.count_nonzero(table != -1))
         if self.dst.kind == "state":
             return blocks
         padding = -prompt_tokens % self.dst.tokens_per_block if table[-1] != -1 else 0
-        return blocks * self.dst.tokens_per_block - padding
+        return blocks * self.dst.tokens_per_block - padding - self._left_out_of(table, prompt_tokens)
+
+    def _left_out_of(self, table: BlockIds, prompt_tokens: int) -> int:
+        """How many of the left-out tokens would be in wanted blocks."""
+        whole, rest = divmod(self.left_out(prompt_tokens), self.dst.tokens_per_block)
+        ordinal = whole - (self.dst.blocks_for(prompt_tokens) - len(table))
+        if ordinal < 0:
+            return 0
+        before = int(np.count_nonzero(table[:ordinal] != -1)) * self.dst.tokens_per_block
+        return before + (rest if table[ordinal] != -1 else 0)
 
     def copies(self, src_table: BlockIds, dst_table: BlockIds, span: Span) -> Iterator[BlockCopy]:
         """The chunk's copies; ``dst_table`` begins with the first wanted ordinal."""
@@ -95,7 +113,7 @@ class GroupPair:
         if tokens >= span.prompt_tokens:
             return -(-span.prompt_tokens // self.unit)
         complete = tokens // self.src.tokens_per_block * self.src.tokens_per_block
-        return max(complete, span.start_tokens) // self.unit
+        return max(complete, span.start_tokens, self.left_out(span.prompt_tokens)) // self.unit
 
     def _units(
         self, src_table: BlockIds, dst_table: BlockIds, span: Span, units: range, tokens: int
@@ -168,6 +186,15 @@ class Overlap:
             group.wanted_tokens(dst_tables[group.dst_index], prompt_tokens) * group.token_bytes for group in self.groups
         )
         return nbytes, sum(int(np.count_nonzero(dst_tables[index] != -1)) for index in self._fed)
+
+    def left_out(self, prompt_tokens: int, start_tokens: int) -> tuple[int, ...]:
+        """For each destination group, how many leading tokens will be missing; 0 where all is there."""
+        left_out = [0] * len(self.destination_groups)
+        for group in self.groups:
+            tokens = group.left_out(prompt_tokens)
+            if tokens > start_tokens:
+                left_out[group.dst_index] = max(left_out[group.dst_index], tokens)
+        return tuple(left_out)
 
     def copies(
         self,
