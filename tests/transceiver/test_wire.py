@@ -1,9 +1,12 @@
+import contextlib
+
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvferry.transceiver import wire
+from kvferry.transceiver.mapping import GeometryError, share
 from kvferry.transceiver.wire import MalformedMessageError, decode, encode
 from kvferry.transceiver.wire_layout import MAX_ROWS, from_wire, to_wire
 from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
@@ -164,6 +167,46 @@ def test_a_strangers_layout_is_read_or_malformed(layout):
         _ = [pool.runs for pool in read.pools]
     except MalformedMessageError:
         return
+
+
+@given(layouts, st.booleans())
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_strangers_layout_is_mapped_or_refused(layout, is_source):
+    ends = small_layout(), from_wire_or_none(layout)
+    if ends[1] is None:
+        return
+    with contextlib.suppress(GeometryError):
+        share(*([end] for end in (ends if not is_source else ends[::-1])))
+
+
+def from_wire_or_none(layout):
+    try:
+        return from_wire(layout)
+    except MalformedMessageError:
+        return None
+
+
+@pytest.mark.parametrize("is_source", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "group", "field"),
+    [
+        ({"heads": MAX_ROWS // 16, "head_stride": 0, "token_stride": 0, "row_bytes": 8}, {}, "kv_heads"),
+        ({}, {"head_start": 1 << 50}, "kv_heads"),
+        ({}, {"total_heads": 1 << 50}, "kv_heads"),
+        ({}, {"tokens_per_block": 1 << 40}, "tokens_per_block"),
+        ({"tokens": 1}, {}, "tokens_per_block"),
+        ({"row_bytes": 4}, {}, "roles"),
+        ({"role": "latent"}, {}, "layers"),
+    ],
+    ids=str,
+)
+def test_a_layout_that_makes_no_sense_beside_ours_is_refused(changes, group, field, is_source):
+    wire_layout = change(small_layout(), **changes)
+    groups = [msgspec.structs.replace(wire_layout.groups[0], **group)]
+    ends = small_layout(), from_wire(msgspec.structs.replace(wire_layout, groups=groups))
+    with pytest.raises(GeometryError) as caught:
+        share(*([end] for end in (ends if not is_source else ends[::-1])))
+    assert caught.value.field == field
 
 
 def change(layout, **changes):

@@ -141,6 +141,7 @@ def _assign(
     layer, role = name
     if not held:
         raise GeometryError("layers", f"no context rank holds layer {layer}'s {role}")
+    _require_as_many_heads(held, there)
     elected = [(head, _elect(head, held, there, wanted)) for head in there.heads]
     for index, heads in groupby(elected, key=lambda pair: pair[1]):
         numbers = [head for head, _ in heads]
@@ -167,13 +168,28 @@ def _require_one_dtype(sources: Sequence[KvLayout], destinations: Sequence[KvLay
         raise GeometryError("dtype", f"the ranks hold {' and '.join(sorted(dtypes))}")
 
 
+def _require_as_many_heads(held: Sequence[_Holding], there: _Holding) -> None:
+    """Before heads are counted one by one: a stranger may say any number."""
+    what = f"layer {there.view.layer}'s {there.view.role}"
+    for holding in (*held, there):
+        if holding.heads.stop > holding.total_heads:
+            message = f"{what}: heads {holding.heads.start} … {holding.heads.stop - 1} of {holding.total_heads}"
+            raise GeometryError("kv_heads", message)
+        if holding.total_heads != there.total_heads:
+            raise GeometryError(
+                "kv_heads",
+                f"{what} has {holding.total_heads} heads at the context worker, {there.total_heads} at the generation "
+                "worker",
+                (holding.total_heads, there.total_heads),
+            )
+
+
 def _require_alike(here: _Holding, there: _Holding) -> None:
     what = f"layer {there.view.layer}'s {there.view.role}"
     ours, theirs = here.group, there.group
     problems: Sequence[tuple[str, bool, object, object]] = (
         ("kinds", ours.kind == theirs.kind, ours.kind, theirs.kind),
         ("roles", here.view.row_bytes == there.view.row_bytes, here.view.row_bytes, there.view.row_bytes),
-        ("kv_heads", here.total_heads == there.total_heads, here.total_heads, there.total_heads),
         ("windows", window_serves(ours.window, theirs.window), ours.window, theirs.window),
         ("tokens_per_block", _blocks_fit(here, there), ours.tokens_per_block, theirs.tokens_per_block),
     )
