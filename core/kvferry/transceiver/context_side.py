@@ -19,6 +19,7 @@ from kvferry.transceiver.ledger import Entry
 from kvferry.transceiver.links import Link, Links, LinkState
 from kvferry.transceiver.overlap import MissingBlocksError
 from kvferry.transceiver.requests_not_live import HeldTable, RequestsNotLive
+from kvferry.transceiver.send_ends import SendEnds
 from kvferry.transceiver.sends import Send, SendState
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.tables import TableError, read_tables
@@ -33,7 +34,6 @@ from kvferry.transceiver.wire import (
     Refuse,
     Subject,
     Table,
-    without_aux,
 )
 from kvferry_plugins.errors import (
     KvferryError,
@@ -42,7 +42,7 @@ from kvferry_plugins.errors import (
     TransferError,
 )
 from kvferry_plugins.transceiver import Completion
-from kvferry_plugins.types import Outcome, Role, TransferEvent
+from kvferry_plugins.types import Outcome, Role
 
 VERDICT_SECONDS = 0.5
 """From a failed write to its report, unless the target's process is proven gone meanwhile."""
@@ -59,6 +59,7 @@ class ContextSide:
         self._sends: dict[int, Send] = {}
         self._others = RequestsNotLive()
         self._deliveries = Deliveries(shared)
+        self._ends = SendEnds(shared, council, self._deliveries, self._others, self._sends)
 
     @property
     def busy(self) -> bool:
@@ -110,7 +111,7 @@ class ContextSide:
         if send is not None and not send.final:
             send.reason = reason[:MAX_REASON_CHARACTERS]
             error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
-            self._settle(send, SendState.CANCELLED, error)
+            self._ends.settle(send, SendState.CANCELLED, error)
 
     def stop(self, subject: Subject, outcome: Outcome, error: KvferryError) -> bool:
         """End a send because of another rank; False: it does not run here."""
@@ -122,7 +123,7 @@ class ContextSide:
 
     def _end(self, send: Send, outcome: Outcome, error: KvferryError) -> None:
         send.reason = str(error)[:MAX_REASON_CHARACTERS]
-        self._settle(send, SendState.CANCELLED if outcome == "cancelled" else SendState.FAILED, error)
+        self._ends.settle(send, SendState.CANCELLED if outcome == "cancelled" else SendState.FAILED, error)
 
     # --- messages ------------------------------------------------------------------------------------------------
 
@@ -239,14 +240,14 @@ class ContextSide:
         if send is not None and attempt is not None and part is not None and part.delivered:
             part.acknowledged = True
             if attempt.acknowledged:
-                self._settle(send, SendState.COMPLETED, None)
+                self._ends.settle(send, SendState.COMPLETED, None)
 
     def on_failed(self, address: Address, failed: Failed) -> None:
         """The generation worker does not accept what arrived."""
         send, _, _ = self._part(failed.key, address)
         if send is not None:
             error = TransferError(f"the generation worker failed {failed.key}: {failed.reason}")
-            self._settle(send, SendState.FAILED, error)
+            self._ends.settle(send, SendState.FAILED, error)
 
     def on_cancel(self, address: Address, cancel: Cancel) -> None:
         """The generation worker gave up; it hears CANCELLED once nothing is posted."""
@@ -263,15 +264,15 @@ class ContextSide:
             return
         part.link, part.owes_cancelled = link, True
         if send.final:
-            self._bury_if_quiet(send)
+            self._ends.bury_if_quiet(send)
         elif attempt is not None and attempt.lost:
-            self._forget_if_quiet(send, attempt)
+            self._ends.forget_if_quiet(send, attempt)
         elif cancel.failed:
             failure = TransferError(f"{key} failed at another rank of the generation worker, or for another of ours")
-            self._settle(send, SendState.FAILED, failure)
+            self._ends.settle(send, SendState.FAILED, failure)
         else:
             error = TransferCancelledError(f"{key} was cancelled by the generation worker", request_id=send.request_id)
-            self._settle(send, SendState.CANCELLED, error)
+            self._ends.settle(send, SendState.CANCELLED, error)
 
     def _part(self, key: Key, address: Address) -> tuple[Send, Attempt, Delivery] | tuple[None, None, None]:
         """What a message is about, if it comes from the rank that asked."""
@@ -315,13 +316,13 @@ class ContextSide:
         except TransferError as error:
             self._write_failed(send, part, error)
         except MissingBlocksError as error:
-            self._settle(send, SendState.FAILED, TransferError(f"{part.key} cannot be sent: {error}"))
+            self._ends.settle(send, SendState.FAILED, TransferError(f"{part.key} cannot be sent: {error}"))
         except Exception as error:
             logger.exception("internal error while sending %s", part.key)
             self._shared.counters["internal_errors"] += 1
             failure = TransferError(f"{part.key} cannot be sent: {error!r}", request_id=send.request_id)
             failure.__cause__ = error
-            self._settle(send, SendState.FAILED, failure)
+            self._ends.settle(send, SendState.FAILED, failure)
 
     def _say_posting(self, send: Send, part: Delivery) -> None:
         """Writes begin; the transfer clock of the whole starts with its first part."""
@@ -340,10 +341,10 @@ class ContextSide:
         send, part = completed
         attempt = send.attempt
         if send.final:
-            self._bury_if_quiet(send)
+            self._ends.bury_if_quiet(send)
         elif attempt is None or attempt.lost:
             if attempt is not None:
-                self._forget_if_quiet(send, attempt)
+                self._ends.forget_if_quiet(send, attempt)
         elif completion.ok:
             self._advance(send, attempt, part)
         else:
@@ -369,33 +370,13 @@ class ContextSide:
             if link.gone:
                 self._deliveries.forget(part)
             if send.final:
-                self._bury_if_quiet(send)
+                self._ends.bury_if_quiet(send)
             elif attempt.lost:
-                self._forget_if_quiet(send, attempt)
+                self._ends.forget_if_quiet(send, attempt)
             elif link.gone and self._shared.now() < send.lease_end:
-                self._lose_attempt(send, attempt, part, error)
+                self._ends.lose_attempt(send, attempt, part, error)
             else:
-                self._settle(send, SendState.FAILED, copy.copy(error))
-
-    def _lose_attempt(self, send: Send, attempt: Attempt, gone: Delivery, error: KvferryError) -> None:
-        """One rank of a generation worker is gone, and with it what the others fetch."""
-        attempt.lost, send.last_error = True, error
-        send.state = SendState.WAITING if send.entries else SendState.ADMITTED
-        for part in attempt.parts.values():
-            if part is not gone and not part.acknowledged:
-                self._stop_part(part, Failed(key=part.key, reason=str(error), posted=bool(part.in_flight)))
-        self._forget_if_quiet(send, attempt)
-
-    def _stop_part(self, part: Delivery, last_words: Failed) -> None:
-        self._deliveries.stop(part)
-        part.owes_cancelled = part.owes_cancelled or last_words.posted
-        self._shared.send(part.link.address, last_words)
-
-    def _forget_if_quiet(self, send: Send, attempt: Attempt) -> None:
-        """Make room for another attempt once nothing is posted for a lost one."""
-        self._say_cancelled(attempt, "")
-        if not attempt.in_flight:
-            send.attempt = None
+                self._ends.settle(send, SendState.FAILED, copy.copy(error))
 
     def tick(self) -> None:
         """Let clocks run out."""
@@ -404,7 +385,7 @@ class ContextSide:
             if send.final:
                 continue
             if now >= send.deadline:
-                self._settle(send, SendState.FAILED, send.timeout(now))
+                self._ends.settle(send, SendState.FAILED, send.timeout(now))
             elif send.attempt is not None and not send.attempt.lost:
                 for part in send.attempt.parts.values():
                     if part.in_flight:
@@ -412,71 +393,7 @@ class ContextSide:
         for held in self._others.take_expired(now):
             self._refuse(held.link.address, held.table, "ctx_request_id", "its request did not come in time")
 
-    # --- ends ----------------------------------------------------------------------------------------------------
-
-    def _settle(self, send: Send, state: SendState, error: KvferryError | None) -> None:
-        """Make an outcome final and tell the peer; the source blocks go back once nothing is posted from them."""
-        send.state = state
-        if isinstance(error, TransferError) and error.request_id is None:
-            error.request_id = send.request_id
-        for part in send.attempt.parts.values() if send.attempt is not None else ():
-            self._settle_part(send, part, error)
-        event = self._event(send, error)
-        self._bury_if_quiet(send)  # before the engine hears of it: what it frees then is free
-        self._council.report(send, event)
-
-    def _settle_part(self, send: Send, part: Delivery, error: KvferryError | None) -> None:
-        self._deliveries.stop(part)
-        posted = bool(part.in_flight)
-        part.owes_cancelled = posted or send.state is SendState.CANCELLED
-        if send.state is SendState.FAILED:
-            failed = Failed(key=part.key, reason=str(error)[:MAX_REASON_CHARACTERS], posted=posted)
-            self._shared.send(part.link.address, failed)
-        elif send.state is SendState.CANCELLED and posted:
-            self._shared.send(part.link.address, Cancel(key=part.key, reason=send.reason))
-
-    def _bury_if_quiet(self, send: Send) -> None:
-        """Release the blocks of a finished send and keep a tombstone, if nothing is posted from them."""
-        attempt = send.attempt
-        if attempt is not None:
-            self._say_cancelled(attempt, send.reason)
-        if attempt is not None and attempt.in_flight:
-            posted = sum(len(part.in_flight) for part in attempt.parts.values())
-            for entry in send.entries:
-                entry.freed_by = f"the end of {posted} posted writes"
-            return
-        for entry in send.entries:
-            self._shared.ledger.release(entry, reason=send.state.value)
-        self._sends.pop(send.request_id, None)
-        self._others.bury(send, self._last_words(send))
-
-    def _say_cancelled(self, attempt: Attempt, reason: str) -> None:
-        """Tell each rank that waits for it that nothing is posted any more."""
-        for part in attempt.parts.values():
-            if part.owes_cancelled and not part.in_flight:
-                part.owes_cancelled = False
-                self._shared.send(part.link.address, Cancelled(key=part.key, reason=reason))
-
-    def _last_words(self, send: Send) -> dict[str, Done | Cancelled]:
-        """What each rank hears that asks again."""
-        parts = send.attempt.parts.values() if send.attempt is not None else ()
-        if send.state is SendState.COMPLETED:  # whoever acknowledged has the aux
-            return {part.link.instance: without_aux(self._deliveries.done(send, part)) for part in parts}
-        return {part.link.instance: Cancelled(key=part.key, reason=send.reason) for part in parts}
-
-    def _event(self, send: Send, error: KvferryError | None) -> TransferEvent:
-        attempt = send.attempt
-        return self._shared.event(
-            send.request_id,
-            Role.CONTEXT,
-            send.outcome,
-            peer=attempt.peer[0] if attempt is not None else "",
-            nbytes=attempt.done_bytes if attempt is not None else 0,
-            blocks=attempt.blocks if attempt is not None else 0,
-            started=send.started,
-            posted=send.posted,
-            error=error,
-        )
+    # --- the whole -----------------------------------------------------------------------------------------------
 
     def _of(self, link: Link) -> Iterator[tuple[Send, Attempt, Delivery]]:
         """What is fetched over a link."""
@@ -490,7 +407,7 @@ class ContextSide:
         """End every send that is not final."""
         for send in list(self._sends.values()):
             if not send.final:
-                self._settle(send, SendState.FAILED, copy.copy(error))
+                self._ends.settle(send, SendState.FAILED, copy.copy(error))
 
     @property
     def unsettled(self) -> bool:

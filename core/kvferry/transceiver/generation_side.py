@@ -13,6 +13,7 @@ from kvferry.transceiver.channel import Address
 from kvferry.transceiver.checksum import checksum_destination
 from kvferry.transceiver.council import Council
 from kvferry.transceiver.links import Link, Links, LinkState
+from kvferry.transceiver.receive_ends import ReceiveEnds
 from kvferry.transceiver.receives import Part, Receive, ReceiveState
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.wire import (
@@ -34,7 +35,7 @@ from kvferry_plugins.errors import (
     TransferCancelledError,
     TransferError,
 )
-from kvferry_plugins.types import Outcome, Role, TransferEvent
+from kvferry_plugins.types import Outcome, Role
 
 
 class GenerationSide:
@@ -47,6 +48,7 @@ class GenerationSide:
         council.stoppers[Role.GENERATION] = self.stop
         self._receives: dict[Key, Receive] = {}
         self._by_request: dict[int, Receive] = {}
+        self._ends = ReceiveEnds(shared, links, council, self._receives, self._by_request)
 
     @property
     def busy(self) -> bool:
@@ -71,7 +73,7 @@ class GenerationSide:
         try:
             receive.link = self._links.open(receive.source.endpoint)
         except KvferryError as error:
-            self._settle(receive, ReceiveState.FAILED, error)
+            self._ends.settle(receive, ReceiveState.FAILED, error)
             return
         if receive.link.state is LinkState.READY:
             self._begin(receive, receive.link)
@@ -83,7 +85,7 @@ class GenerationSide:
             error = TransferCancelledError(
                 f"request {request_id} was cancelled here" + (f": {reason}" if reason else ""), request_id=request_id
             )
-            self._settle(receive, ReceiveState.CANCELLED, error)
+            self._ends.settle(receive, ReceiveState.CANCELLED, error)
 
     def stop(self, subject: Subject, outcome: Outcome, error: KvferryError) -> bool:
         """End a receive because of another rank; False: it does not run here."""
@@ -95,7 +97,7 @@ class GenerationSide:
 
     def _end(self, receive: Receive, outcome: Outcome, error: KvferryError) -> None:
         receive.failed_there = outcome == "failed"
-        self._settle(receive, ReceiveState.CANCELLED if outcome == "cancelled" else ReceiveState.FAILED, error)
+        self._ends.settle(receive, ReceiveState.CANCELLED if outcome == "cancelled" else ReceiveState.FAILED, error)
 
     # --- asking --------------------------------------------------------------------------------------------------
 
@@ -105,14 +107,14 @@ class GenerationSide:
             if part is None:
                 self._begin(receive, link)
             elif receive.final and not part.writer_done:
-                self._ask_to_stop(receive, part)
+                self._ends.ask_to_stop(receive, part)
             elif not receive.final and part.state is ReceiveState.CONNECTING:
                 self._send_table(receive, part)
 
     def _begin(self, receive: Receive, link: Link) -> None:
         """The context worker's ranks are known: ask each that has something for this one."""
         if link.world_name != (receive.key.instance, receive.key.incarnation):
-            self._settle(receive, ReceiveState.FAILED, _another_life(receive))
+            self._ends.settle(receive, ReceiveState.FAILED, _another_life(receive))
             return
         for rank, ranks in self._sources(link):
             member = link.members[rank]
@@ -135,7 +137,7 @@ class GenerationSide:
         try:
             part.link = self._links.open(part.endpoint)
         except KvferryError as error:
-            self._settle(receive, ReceiveState.FAILED, error)
+            self._ends.settle(receive, ReceiveState.FAILED, error)
             return
         if part.link.state is LinkState.READY:
             self._send_table(receive, part)
@@ -144,7 +146,7 @@ class GenerationSide:
         link = part.link
         assert link is not None
         if (link.instance, link.incarnation) != part.name:
-            self._settle(receive, ReceiveState.FAILED, _another_life(receive))
+            self._ends.settle(receive, ReceiveState.FAILED, _another_life(receive))
             return
         assert link.overlap is not None
         prompt, start = receive.prompt_tokens, receive.start_tokens
@@ -193,7 +195,7 @@ class GenerationSide:
         if receive is None or part is None:
             return
         if receive.final:
-            self._writer_is_done(receive, part, "late DONE")
+            self._ends.writer_is_done(receive, part, "late DONE")
             return
         part.writer_done = True
         problem = self._check(receive, part, done)
@@ -203,17 +205,14 @@ class GenerationSide:
             self._shared.send(address, Failed(key=done.key, reason=problem))
             receive.failed_there = True
             error = TransferError(f"{receive.key}: {problem}", request_id=receive.request_id)
-            self._settle(receive, ReceiveState.FAILED, error)
+            self._ends.settle(receive, ReceiveState.FAILED, error)
 
     def _complete(self, receive: Receive, part: Part, address: Address, done: Done) -> None:
         """Tell the engine first, whose decoding waits for it; but what it frees then must be free."""
         part.received, part.state = done.nbytes, ReceiveState.COMPLETED
         receive.aux[part.rank] = done.aux
         if receive.complete:
-            receive.end = ReceiveState.COMPLETED
-            self._release(receive, ReceiveState.COMPLETED.value)
-            aux = next((aux for _, aux in sorted(receive.aux.items()) if aux), b"")
-            self._council.report(receive, self._event(receive, None, aux=aux))
+            self._ends.complete(receive)
         self._shared.send(address, without_aux(done))
 
     def _check(self, receive: Receive, part: Part, done: Done) -> str | None:
@@ -243,7 +242,7 @@ class GenerationSide:
             gone=refuse.gone,
         )
         receive.failed_there = part.writer_done = True
-        self._settle(receive, ReceiveState.FAILED, error)
+        self._ends.settle(receive, ReceiveState.FAILED, error)
 
     def on_failed(self, address: Address, failed: Failed) -> None:
         """The hand-off failed over there."""
@@ -252,18 +251,18 @@ class GenerationSide:
             return
         if receive.final:
             if not failed.posted:
-                self._writer_is_done(receive, part, "FAILED with nothing posted")
+                self._ends.writer_is_done(receive, part, "FAILED with nothing posted")
             return
         error = TransferError(f"{receive.key} failed at the context worker: {failed.reason}")
         error.request_id = receive.request_id
         receive.failed_there, part.writer_done = True, not failed.posted
-        self._settle(receive, ReceiveState.FAILED, error)
+        self._ends.settle(receive, ReceiveState.FAILED, error)
 
     def on_cancel(self, address: Address, cancel: Cancel) -> None:
         """The request is gone over there; CANCELLED follows when nothing is posted any more."""
         receive, _ = self._live(cancel.key, address)
         if receive is not None:
-            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancel.reason))
+            self._ends.settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancel.reason))
 
     def on_cancelled(self, address: Address, cancelled: Cancelled) -> None:
         """Nothing is posted, and nothing will be."""
@@ -271,24 +270,24 @@ class GenerationSide:
         if receive is None or part is None:
             return
         if receive.final:
-            self._writer_is_done(receive, part, "CANCELLED")
+            self._ends.writer_is_done(receive, part, "CANCELLED")
         else:
             part.writer_done = True
-            self._settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancelled.reason))
+            self._ends.settle(receive, ReceiveState.CANCELLED, _cancelled_there(receive, cancelled.reason))
 
     def link_lost(self, link: Link, error: KvferryError) -> None:
         """The peer was refused, is silent, or is gone."""
         for receive, part in self._of(link):
             if part is not None and receive.final:
                 if link.gone:
-                    self._writer_is_done(receive, part, "writer gone")
+                    self._ends.writer_is_done(receive, part, "writer gone")
             elif part is None or part.state is not ReceiveState.COMPLETED:  # else its bytes are here
                 own = copy.copy(error)  # one error a request: it is raised, and names the request
                 if isinstance(own, TransferError):
                     own.request_id = receive.request_id
                 if part is not None:
                     part.writer_done = part.writer_done or link.gone
-                self._settle(receive, ReceiveState.FAILED, own)
+                self._ends.settle(receive, ReceiveState.FAILED, own)
 
     # --- clocks --------------------------------------------------------------------------------------------------
 
@@ -299,81 +298,18 @@ class GenerationSide:
             if receive.final:
                 for part in list(receive.parts.values()):
                     if not part.writer_done and now >= part.next_cancel:
-                        self._pursue(receive, part)
+                        self._ends.pursue(receive, part)
             else:
                 self._check_clocks(receive, now)
 
     def _check_clocks(self, receive: Receive, now: float) -> None:
         if not receive.parts and now >= receive.deadline:
-            self._settle(receive, ReceiveState.FAILED, receive.timeout(now, None))
+            self._ends.settle(receive, ReceiveState.FAILED, receive.timeout(now, None))
             return
         for part in receive.parts.values():
             if part.state is not ReceiveState.COMPLETED and now >= part.deadline:
-                self._settle(receive, ReceiveState.FAILED, receive.timeout(now, part))
+                self._ends.settle(receive, ReceiveState.FAILED, receive.timeout(now, part))
                 return
-
-    def _pursue(self, receive: Receive, part: Part) -> None:
-        """Ask again whether anything is posted; over a new connection if the old one broke."""
-        if self._links.is_gone(*part.name):
-            self._writer_is_done(receive, part, "writer gone")
-            return
-        part.next_cancel = self._shared.now() + self._shared.clocks.ping
-        try:
-            part.link = self._links.open(part.endpoint)
-        except KvferryError:
-            return
-        if part.link.state is LinkState.READY:
-            self._ask_to_stop(receive, part)
-
-    def _ask_to_stop(self, receive: Receive, part: Part) -> None:
-        """Send CANCEL to the life that may be writing; another life's word would prove nothing."""
-        link = part.link
-        if link is not None and (link.instance, link.incarnation) == part.name:
-            part.next_cancel = self._shared.now() + self._shared.clocks.ping
-            self._shared.send(link.address, Cancel(key=receive.key, failed=receive.failed_there))
-
-    # --- ends ----------------------------------------------------------------------------------------------------
-
-    def _settle(self, receive: Receive, state: ReceiveState, error: KvferryError | None) -> None:
-        """Make an outcome final; the blocks go back now, or into quarantine while somebody may write to them."""
-        receive.end = state
-        for part in receive.parts.values():
-            part.writer_done = part.writer_done or part.state is ReceiveState.CONNECTING
-        if receive.quiet:
-            self._release(receive, state.value)
-        else:
-            self._shared.ledger.quarantine(receive.entry, freed_by="CANCELLED, or the end of the writer's process")
-            self._shared.counters["quarantined_receives"] += 1
-        for part in receive.parts.values():
-            if not part.writer_done or part.state is ReceiveState.COMPLETED:  # it may still serve other ranks of ours
-                self._ask_to_stop(receive, part)
-        self._council.report(receive, self._event(receive, error))
-
-    def _writer_is_done(self, receive: Receive, part: Part, reason: str) -> None:
-        """One of the writers of a receive that is over will write no more."""
-        part.writer_done = True
-        if receive.quiet:
-            self._release(receive, reason)
-
-    def _release(self, receive: Receive, reason: str) -> None:
-        self._shared.ledger.release(receive.entry, reason=reason)
-        self._receives.pop(receive.key, None)
-        if self._by_request.get(receive.request_id) is receive:
-            del self._by_request[receive.request_id]
-
-    def _event(self, receive: Receive, error: KvferryError | None, aux: bytes = b"") -> TransferEvent:
-        return self._shared.event(
-            receive.request_id,
-            Role.GENERATION,
-            receive.outcome,
-            peer=receive.key.instance,
-            nbytes=receive.received,
-            blocks=receive.blocks,
-            started=receive.started,
-            posted=receive.posted,
-            error=error,
-            aux=aux,
-        )
 
     def _find(self, key: Key, address: Address) -> tuple[Receive, Part] | tuple[None, None]:
         """The receive that a message is about, and the part of the writer that it comes from."""
@@ -407,7 +343,7 @@ class GenerationSide:
         """End every receive that is not final."""
         for receive in list(self._receives.values()):
             if not receive.final:
-                self._settle(receive, ReceiveState.FAILED, copy.copy(error))
+                self._ends.settle(receive, ReceiveState.FAILED, copy.copy(error))
 
     @property
     def unsettled(self) -> bool:

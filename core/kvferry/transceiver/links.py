@@ -15,18 +15,16 @@ from kvferry.transceiver.fingerprint import (
     refusal,
     refused_by,
 )
-from kvferry.transceiver.mapping import GeometryError, Overlap, share
+from kvferry.transceiver.overlap import Overlap
+from kvferry.transceiver.peer_worlds import Shares, members_of
 from kvferry.transceiver.shared import Shared, logger
 from kvferry.transceiver.wire import PROTOCOL, Hello, MalformedMessageError, Ping, Refuse
 from kvferry.transceiver.wire_layout import from_wire, to_wire
-from kvferry.transceiver.world import Member, member_to_wire, members_from_wire
+from kvferry.transceiver.world import Member, member_to_wire
 from kvferry_plugins.errors import HandshakeError, KvferryError, PeerLostError, TransferError
 from kvferry_plugins.layout import KvLayout
 from kvferry_plugins.transceiver import Fence, PeerId
 from kvferry_plugins.types import Role
-
-SHARES_KEPT = 64
-"""Peers' instances of which it is known what travels."""
 
 
 class LinkState(StrEnum):
@@ -72,6 +70,10 @@ class Link:
         """Its instance as a whole: rank 0's instance and incarnation."""
         return self.members[0].name if self.members else (self.instance, self.incarnation)
 
+    def is_from(self, instance: str, incarnation: int) -> bool:
+        """Whether the peer is that one, in that life."""
+        return (self.instance, self.incarnation) == (instance, incarnation)
+
     def __str__(self) -> str:
         if not self.instance:
             return str(self.address)
@@ -98,8 +100,7 @@ class Links:
         """Peers that the agent is connected to, by instance and incarnation."""
         self._gone: set[tuple[str, int]] = set()
         self._ignored: set[Address] = set()
-        self._shares: dict[tuple[str, int], tuple[tuple[Member, ...], Mapping[tuple[int, int], Overlap]]] = {}
-        """By peers' instances: their ranks, and what travels; made once an instance, as writers prepare for it."""
+        self._shares = Shares(shared)
         self._distrusted: set[tuple[str, int]] = set()
         """Instances that sent a malformed message; an endpoint may belong to another life later."""
         self._next_ping = 0.0
@@ -205,7 +206,7 @@ class Links:
                 self._by_address[address] = link
             if link is not None:
                 self._compare(link, hello)
-        elif link is not None and link.state is LinkState.GREETING and link.instance == hello.instance:
+        elif link is not None and link.state is LinkState.GREETING and link.is_from(hello.instance, hello.incarnation):
             self._admit(link, hello)
         else:
             self._shared.send(address, Refuse(field="hello", reason="memory before fingerprints"))
@@ -236,8 +237,8 @@ class Links:
                 raise MalformedMessageError("a descriptor without a layout")
             layout = from_wire(hello.layout)
             self._require_same_geometry(link, layout)
-            members = _members(link, hello, layout)
-            shares = self._share(link, members)
+            members = members_of(hello, link.address.endpoint or "", layout)
+            shares = self._shares.with_instance(members, str(link))
             link.peer = self._connect_agent(link, hello.descriptor)
             link.route = self._shared.agent.route(link.peer)
         except MalformedMessageError as error:
@@ -262,27 +263,6 @@ class Links:
         error = refusal(compare(Fingerprint(ours), geometry, self._shared.role), str(link))
         if error is not None and set(error.fields) & set(ours):
             raise error
-
-    def _share(self, link: Link, members: tuple[Member, ...]) -> Mapping[tuple[int, int], Overlap]:
-        """What travels, by the layouts of all ranks. Raises HandshakeError where something would be left out."""
-        world = self._shared.world
-        assert world is not None
-        name = members[0].name
-        known = self._shares.get(name)
-        if known is not None and known[0] == members:
-            return known[1]
-        theirs = tuple(member.layout for member in members)
-        is_source = self._shared.role is Role.CONTEXT
-        try:
-            shares = share(world.layouts, theirs) if is_source else share(theirs, world.layouts)
-        except GeometryError as error:
-            values = error.values if is_source else error.values[::-1]
-            message = f"{link} cannot hand over KV to this worker: {error}"
-            raise HandshakeError(message, fields={error.field: values}) from error
-        self._shares[name] = members, shares
-        while len(self._shares) > SHARES_KEPT:
-            del self._shares[next(iter(self._shares))]
-        return shares
 
     def _overlap(self, link: Link) -> Overlap:
         """What travels between the two ranks, which may be nothing."""
@@ -386,18 +366,3 @@ class Links:
             }
             for link in self
         ]
-
-
-def _members(link: Link, hello: Hello, layout: KvLayout) -> tuple[Member, ...]:
-    """The ranks of a peer's instance, itself among them. Raises MalformedMessageError if it is not."""
-    if not hello.world:
-        if hello.rank:
-            raise MalformedMessageError(f"rank {hello.rank} of an instance that it does not describe")
-        return (Member(0, link.address.endpoint or "", link.instance, link.incarnation, layout),)
-    members = members_from_wire(hello.world)
-    if hello.rank >= len(members):
-        raise MalformedMessageError(f"rank {hello.rank} of {len(members)}")
-    own = members[hello.rank]
-    if own.name != (link.instance, link.incarnation) or own.layout != layout:
-        raise MalformedMessageError(f"rank {hello.rank} is another worker than its instance says")
-    return members
