@@ -3,13 +3,17 @@
 Reads a cell a line from standard input, as JSON, and writes a result a line to standard output.
 """
 
+import atexit
 import contextlib
 import functools
 import json
 import os
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,12 +29,14 @@ from kvferry.serving.http_server import HttpServer, bind_http
 from kvferry.serving.service import Service
 from kvferry.serving.worker import WorkerOptions, running_service
 from kvferry.testing import isolated_registry
+from kvferry.testing.tiny_checkpoints import write_tiny_checkpoint
 from kvferry_plugins.types import Role
 
 NEW_TOKENS = 6
 CHUNK = 256
 PROMPT_TOKENS = {"gemma3": 600, "smollm2": 150}
 """Gemma's windows are 512 tokens."""
+TINY_PROMPT_TOKENS = 400
 DIARY = " ".join(f"On day {day} the ferry took {day * 7 % 13} cars across the river." for day in range(1, 90))
 REST = " In short, what the ferry brought over the river was"
 
@@ -46,17 +52,27 @@ def load(folder: Any, dtype: str, *, device: str, progress: Any) -> LoadedModel:
 
 
 @functools.cache
+def folder_of(name: str) -> Path:
+    """A model's folder; ``tiny:NAME`` is one of ``TINY_MODELS``, written anew."""
+    if not name.startswith("tiny:"):
+        return find_checkpoint(name)
+    folder = Path(tempfile.mkdtemp(prefix="kvferry-matrix-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_tiny_checkpoint(name.removeprefix("tiny:"), folder / "model")
+
+
+@functools.cache
 def prompts(name: str) -> list[list[int]]:
     """A prompt, and one that begins as it does."""
-    model = loaded(str(find_checkpoint(name)))
-    tokens = model.tokenizer(DIARY)["input_ids"][: PROMPT_TOKENS[name]]
+    model = loaded(str(folder_of(name)))
+    tokens = model.tokenizer(DIARY)["input_ids"][: PROMPT_TOKENS.get(name, TINY_PROMPT_TOKENS)]
     return [tokens, [*tokens[:-7], *model.tokenizer(REST, add_special_tokens=False)["input_ids"]]]
 
 
 @functools.cache
 def reference(name: str, which: int) -> list[int]:
     """What transformers' own generate makes of a prompt, with its own cache."""
-    model = loaded(str(find_checkpoint(name))).model
+    model = loaded(str(folder_of(name))).model
     prompt = torch.tensor([prompts(name)[which]])
     output = model.generate(
         prompt,
@@ -75,6 +91,9 @@ def bytes_needed(service: Service, prompt_tokens: int, cached_tokens: int) -> in
     layout = service.parts.manager.layout
     nbytes = 0
     for index, group in enumerate(layout.groups):
+        if group.kind == "state":
+            nbytes += layout.block_bytes(index)
+            continue
         start = max(cached_tokens, group.first_block_needed(prompt_tokens) * group.tokens_per_block)
         nbytes += (prompt_tokens - start) * (layout.block_bytes(index) // group.tokens_per_block)
     return nbytes
@@ -110,7 +129,7 @@ def worker(role: Role, cell: dict[str, Any], manager: str, registry: Registry) -
         },
         "device": "cpu",
     }
-    options = WorkerOptions(role, cell["model"], prefill_chunk=CHUNK, threads=1)
+    options = WorkerOptions(role, str(folder_of(cell["model"])), prefill_chunk=CHUNK, threads=1)
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(
             running_service(options, parse_engine_args(config), registry, progress=lambda *_: None, load=load)

@@ -23,6 +23,17 @@ CELLS = [
         ("PYTHON", "CPP"),
     ),
     *(("gemma3", "V1-V2", "reuse", "generation_first", "pipelined", runtime) for runtime in BACKENDS),
+    *(
+        (*cell, runtime)
+        for cell in (
+            ("tiny:deepseek_v3", "V2", "reuse", "generation_first", "pipelined"),
+            ("tiny:gpt_oss", "V2", "reuse", "generation_first", "pipelined"),
+            ("tiny:gpt_oss", "V1", "reuse", "context_first", "whole"),
+            ("tiny:kimi_linear", "V2", "no reuse", "context_first", "whole"),
+            ("tiny:qwen3_next", "V2", "no reuse", "generation_first", "pipelined"),
+        )
+        for runtime in BACKENDS
+    ),
 ]
 
 
