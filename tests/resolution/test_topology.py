@@ -3,6 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from kvferry.checkpoint import ModelSpec
+from kvferry.dispatcher import resolve
+from kvferry.testing import isolated_registry
 from kvferry.topology import local_geometry
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.types import LayerShape, ModelGeometry, RoleShape, Topology
@@ -87,3 +90,31 @@ def test_what_cannot_be_shared_out_names_the_setting(topology, geometry, setting
 def test_a_rank_that_is_none_is_refused():
     with pytest.raises(ValueError, match="rank 4 is none of the 4 ranks"):
         local_geometry(GEOMETRY, Topology(2, 2), 4)
+
+
+SHAPE = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 6, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "setting"),
+    [
+        ({"tensor_parallel_size": 4}, "tensor_parallel_size"),
+        ({"pipeline_parallel_size": 5}, "pipeline_parallel_size"),
+        ({"tensor_parallel_size": 3, "pipeline_parallel_size": 4}, None),
+        ({"tensor_parallel_size": 12}, None),
+    ],
+    ids=str,
+)
+def test_a_topology_is_checked_at_resolution_where_the_checkpoint_says_its_shape(sizes, setting):
+    model = ModelSpec("AcmeForCausalLM", {"architectures": ["AcmeForCausalLM"], **SHAPE})
+    if setting is None:
+        assert resolve(sizes, model=model, registry=isolated_registry(), environ={}).manager == "V1"
+        return
+    with pytest.raises(ConfigError) as caught:
+        resolve(sizes, model=model, registry=isolated_registry(), environ={})
+    assert caught.value.setting == setting
+
+
+def test_a_checkpoint_without_a_shape_is_left_to_the_build():
+    model = ModelSpec("AcmeForCausalLM", {"architectures": ["AcmeForCausalLM"]})
+    assert resolve({"tensor_parallel_size": 4}, model=model, registry=isolated_registry(), environ={})

@@ -50,7 +50,7 @@ def make_plan(
         _attempt(blockers, lambda: collect_defaults(args, model, executed, registry=registry, prefer=prefer))
         or ModelDefaults()
     )
-    blockers.extend(broken_rules(args, defaults))
+    blockers.extend(broken_rules(args, defaults, model))
     runtime = _attempt(blockers, lambda: choose_runtime(RuntimeQuestion(args, model, registry, prefer, backend)))
     question = ManagerQuestion(args, model, executed, defaults.manager_wishes, registry, prefer, backend, runtime)
     manager = _attempt(blockers, lambda: choose_manager(question))

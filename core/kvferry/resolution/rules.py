@@ -1,16 +1,22 @@
-"""Rules that join two settings: checked on what both hold in the end, so that a model's default counts."""
+"""Rules that join settings, or a setting and the checkpoint: checked on what holds in the end, defaults included."""
 
 from typing import Any
 
+from kvferry.checkpoint import ModelSpec
 from kvferry.config import EngineArgs
 from kvferry.resolution.defaults import ModelDefaults
+from kvferry.resolution.topology import broken_topology
 from kvferry.resolution.vocabulary import BLOCK_SIZE, BUFFER, DISK_PATH, DISK_SIZE
 from kvferry_plugins.errors import ConfigError
 
 
-def broken_rules(args: EngineArgs, defaults: ModelDefaults) -> list[ConfigError]:
+def broken_rules(args: EngineArgs, defaults: ModelDefaults, model: ModelSpec | None) -> list[ConfigError]:
     """Return one error a rule that the configuration breaks."""
-    return [*_buffer_holds_whole_blocks(args, defaults), *_disk_has_place_and_size(args, defaults)]
+    return [
+        *_buffer_holds_whole_blocks(args, defaults),
+        *_disk_has_place_and_size(args, defaults),
+        *broken_topology(args, model),
+    ]
 
 
 def _buffer_holds_whole_blocks(args: EngineArgs, defaults: ModelDefaults) -> list[ConfigError]:
