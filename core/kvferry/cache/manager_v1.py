@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class KVCacheManagerV1(KVCacheManager):
     """All layers in one group and one pool, so that a block is one run of bytes.
 
-    Every layer keeps all tokens; a sliding window is left to the attention mask.
+    Every layer keeps all tokens; a sliding window is left to the attention.
 
     Args:
         spec: geometry, capacity and device. ``max_tokens`` is rounded up to whole blocks; without it the pool takes
