@@ -15,6 +15,8 @@ from kvferry_plugins.types import LayerShape, RoleShape
 _FULL = frozenset({"full_attention", "attention", "chunked_attention"})
 """A chunked layer (Llama 4) may see its whole chunk: it keeps everything here."""
 _SLIDING = "sliding_attention"
+_PERIODS = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4, "vaultgemma": 2}
+"""Of ``model_type``: every so many layers one sees everything, where the configuration does not say which."""
 _STATE = frozenset({"linear_attention", "conv"})
 _UNKNOWN = (
     "attn_layer_indices",
@@ -149,6 +151,7 @@ def _hybrid(text: Mapping[str, Any], layers: int) -> list[bool] | None:
 
 def _slid(text: Mapping[str, Any], layers: int) -> list[bool]:
     period = optional(text, "sliding_window_pattern", "_sliding_window_pattern")
+    period = period or _PERIODS.get(str(text.get("model_type")))
     if period is not None:
         return [(layer + 1) % period != 0 for layer in range(layers)]
     if text.get("use_sliding_window") is True:

@@ -104,6 +104,7 @@ def test_the_language_model_of_a_multimodal_checkpoint_counts():
         ({"sliding_window": 512, "use_sliding_window": False}, (None, None)),
         ({"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 1}, (None, 512)),
         ({"sliding_window": 512, "sliding_window_pattern": 2}, (512, None)),
+        ({"sliding_window": 512, "model_type": "gemma2"}, (512, None)),
         ({"sliding_window": None}, (None, None)),
     ],
 )
@@ -122,7 +123,16 @@ def test_the_configured_windows_repeat_over_the_layers_and_narrow_them():
 
 
 def test_the_geometry_agrees_with_transformers_own():
-    from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config
+    from transformers import (
+        Cohere2Config,
+        Gemma2Config,
+        Gemma3TextConfig,
+        GptOssConfig,
+        LlamaConfig,
+        MistralConfig,
+        Olmo3Config,
+        Qwen2Config,
+    )
 
     slide, full = "sliding_attention", "full_attention"
     configs = [
@@ -134,7 +144,13 @@ def test_the_geometry_agrees_with_transformers_own():
             [full, full, slide],
         ),
     ]
+    for made in (Cohere2Config, Gemma2Config, GptOssConfig, Olmo3Config):
+        config = made(num_hidden_layers=9, sliding_window=64)
+        assert set(config.layer_types) == {slide, full}
+        configs.append((config, config.layer_types))
     for config, kinds in configs:
+        without = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+        assert model_geometry(without).windows == tuple(64 if kind == slide else None for kind in kinds)
         geometry = model_geometry(json.loads(config.to_json_string(use_diff=False)))
         assert geometry.kv_heads == config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

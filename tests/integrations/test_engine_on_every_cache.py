@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from kvferry.checkpoint import load_model_spec, model_geometry
+from kvferry.integrations.transformers.agreement import require_same_layers
 from kvferry.integrations.transformers.engine import GenerationRequest, PagedEngine
 from kvferry.integrations.transformers.sampling import SamplingParams
 from kvferry.testing.tiny_checkpoints import TINY_MODELS, WINDOW
@@ -191,8 +193,6 @@ def test_a_state_is_not_touched_by_a_step_that_finds_no_room(tiny_model, make_en
 def test_a_window_narrower_than_what_attention_sees_is_refused_where_it_would_be_honoured(
     tiny_checkpoint, tiny_model, make_manager, name
 ):
-    from kvferry.checkpoint import load_model_spec, model_geometry
-
     config = load_model_spec(tiny_checkpoint(name)).pretrained_config
     narrowed = model_geometry(config, "float32", max_attention_window=[16])
     with pytest.raises(ConfigError, match="a window of 16 tokens is configured for layer 0") as raised:
@@ -210,3 +210,22 @@ def test_a_tiny_checkpoint_is_the_same_at_every_writing(tmp_path, tiny_checkpoin
     assert model_identity(write_tiny_checkpoint("qwen3_next", tmp_path)) == model_identity(
         tiny_checkpoint("qwen3_next")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("gemma3", {"layer_types": ["sliding_attention"] * 4}, "all tokens for layer 2"),
+        ("gemma3", {"sliding_window": 16}, "a window of 24 for layer 0"),
+        ("lfm2", {"layer_types": ["full_attention"] * 4}, "a state for layer 0"),
+        ("llama", {"num_hidden_layers": 3}, "4 layers"),
+    ],
+    ids=["full", "wider", "state", "more"],
+)
+def test_a_model_that_is_not_what_its_config_was_understood_as_is_refused(
+    tiny_checkpoint, tiny_model, name, fields, message
+):
+    folder = tiny_checkpoint(name)
+    misread = model_geometry({**load_model_spec(folder).pretrained_config, **fields})
+    with pytest.raises(ConfigError, match=f"transformers keeps {message}"):
+        require_same_layers(tiny_model(name).model, misread, folder)

@@ -94,6 +94,7 @@ class PagedEngine:
         if prefill_chunk < 1:
             raise ConfigError(f"prefill_chunk must be at least 1, not {prefill_chunk}", setting="prefill_chunk")
         require_kept(loaded, manager.layout, manager.kind)
+        _ = loaded.state_shapes  # what is wrong with them is said now
         self.loaded = loaded
         self.manager = manager
         self._prefill_chunk = prefill_chunk

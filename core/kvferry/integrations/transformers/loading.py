@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.checkpoint import load_model_spec, model_geometry
 from kvferry.integrations.checkpoints import Progress, find_checkpoint, no_progress
 from kvferry.integrations.model_identity import model_identity
+from kvferry.integrations.transformers.agreement import require_same_layers
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.types import ModelGeometry
 
@@ -96,6 +97,7 @@ def load_model(
     geometry = model_geometry(spec.pretrained_config or {}, dtype)
     progress("loading the model", None)
     network = _load_network(folder, geometry.dtype, device)
+    require_same_layers(network, geometry, folder)
     return LoadedModel(network, _load_tokenizer(folder), folder, geometry, device)
 
 
