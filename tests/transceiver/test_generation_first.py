@@ -124,9 +124,13 @@ def test_chunks_leave_while_later_ones_are_computed(run_pair, fetch, kit):
         kit.wait_until(lambda: pair.context.agent.counters.nbytes == blocks * 1024)  # noqa: B023
         kit.wait_until(lambda: bytes_here() == blocks * 1024)  # noqa: B023
     pair.context.transceiver.respond_and_send_async(request)
-    assert pair.generation.transceiver.check_gen_transfer_status(1).completed == (11,)
+    (event,) = pair.generation.transceiver.check_gen_transfer_status(1).events
     assert pair.context.transceiver.check_context_transfer_status(1).completed == (1,)
     assert (pair.context.blocks(1) == pair.generation.blocks(11)).all()
+    assert (event.request_id, event.outcome) == (11, "completed")
+    assert {2 * 1024, 5 * 1024} <= {nbytes for _, nbytes in event.arrivals}
+    moments = [event.started, event.posted, *(when for when, _ in event.arrivals), event.ended]
+    assert moments == sorted(moments)
 
 
 def test_a_chunk_of_no_new_block_changes_nothing(run_pair, fetch, kit):

@@ -37,6 +37,9 @@ from kvferry_plugins.errors import (
 )
 from kvferry_plugins.types import Outcome, Role
 
+MAX_ARRIVALS = 256
+"""Chunks whose arrival a request's event tells."""
+
 
 class GenerationSide:
     """All receives of one transceiver."""
@@ -185,9 +188,11 @@ class GenerationSide:
 
     def on_chunk_done(self, address: Address, chunk: ChunkDone) -> None:
         """Some of the bytes are here."""
-        _, part = self._live(chunk.key, address)
-        if part is not None:
+        receive, part = self._live(chunk.key, address)
+        if receive is not None and part is not None:
             part.received = max(part.received, chunk.nbytes)
+            if len(receive.arrivals) < MAX_ARRIVALS:
+                receive.arrivals.append((self._shared.now(), receive.received))
 
     def on_done(self, address: Address, done: Done) -> None:
         """Every byte is here, says the writer; nothing is posted any more, whatever this side thinks of it."""

@@ -72,6 +72,7 @@ class ReceiveEnds:
             posted=receive.posted,
             error=error,
             aux=aux if receive.end is ReceiveState.COMPLETED else b"",
+            arrivals=tuple(receive.arrivals),
         )
 
     def pursue(self, receive: Receive, part: Part) -> None:

@@ -75,6 +75,8 @@ class Receive:
     deadline: float = 0.0
     """Until it is known."""
     posted: float | None = None
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """When so many bytes in all were known to be here."""
     aux: dict[int, bytes] = field(default_factory=dict)
     """What the context ranks' engines sent along."""
     failed_there: bool = False
@@ -90,7 +92,9 @@ class Receive:
         """Its outcome, or the state of the part that is furthest behind."""
         if self.end is not None:
             return self.end
-        return min((part.state for part in self.parts.values()), key=_ORDER.index, default=ReceiveState.CONNECTING)
+        return min(
+            (part.state for part in list(self.parts.values())), key=_ORDER.index, default=ReceiveState.CONNECTING
+        )
 
     @property
     def quiet(self) -> bool:
@@ -119,12 +123,12 @@ class Receive:
     @property
     def received(self) -> int:
         """Bytes that are here."""
-        return sum(part.received for part in self.parts.values())
+        return sum(part.received for part in list(self.parts.values()))
 
     @property
     def nbytes(self) -> int:
         """Expected bytes."""
-        return sum(part.nbytes for part in self.parts.values())
+        return sum(part.nbytes for part in list(self.parts.values()))
 
     @property
     def blocks(self) -> int:

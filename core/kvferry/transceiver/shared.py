@@ -77,6 +77,7 @@ class Shared:
         posted: float | None,
         error: Exception | None,
         aux: bytes = b"",
+        arrivals: tuple[tuple[float, int], ...] = (),
     ) -> TransferEvent:
         """Describe the end, now, of a transfer that began at ``started`` and whose POSTING was at ``posted``."""
         now = self.now()
@@ -95,6 +96,7 @@ class Shared:
             started=started,
             posted=posted,
             ended=now,
+            arrivals=arrivals,
         )
 
     def finish(self, event: TransferEvent) -> None:
