@@ -67,8 +67,9 @@ class NativeAgent(BlockTransferAgent):
 
     Args:
         spec: ``name`` for messages, ``device`` for what is registered. ``options``: ``lanes`` (threads, each with an
-            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``, ``scatter_below``, ``copy_threads`` (that
-            copy at once to a peer of this host, lanes among them); any other is the transport's own.
+            agent of the transport), ``piece_bytes``, ``staging_bytes``, ``gather_below``, ``scatter_below``,
+            ``copy_threads`` (that copy at once to a peer of this host, lanes among them); any other is the transport's
+            own.
         transport: its name, as ``kvferry_native`` has it.
         path: a third party's shared object instead.
 

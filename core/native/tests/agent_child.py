@@ -79,6 +79,9 @@ class Child:
         wanted = _pattern(seed, len(self.buffer))[: len(rows) * length].reshape(-1, length)
         return int(np.count_nonzero(rows[:, 0] != wanted)) + int(np.count_nonzero(rows[:, 1]))
 
+    def cancel(self, transfer):
+        return self.agent.cancel(transfer)
+
     def placed(self):
         return self.agent._engine.placed
 

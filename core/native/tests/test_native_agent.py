@@ -59,6 +59,23 @@ def test_short_segments_are_scattered_by_a_target_that_knows_the_writer(start):
     assert (writer.end(), target.end()) == (0, 0)
 
 
+def test_nothing_is_placed_once_a_cancelled_transfer_is_over(start):
+    writer, target = start("writer", map_peers=False), start("target")
+    writer.peer = writer.ask("connect", descriptor=target.descriptor)
+    target.ask("connect", descriptor=writer.descriptor)
+    writer.ask("fill", seed=8)
+    asked = {"peer": writer.peer, "address": target.address, "length": 256}
+    cancelled, until = 0, time.monotonic() + 30
+    while not target.ask("placed") or not cancelled:
+        assert time.monotonic() < until
+        transfer = writer.ask("write_scattered", **asked)
+        writer.ask("cancel", transfer=transfer)
+        cancelled += not writer.ask("outcome", transfer=transfer)["ok"]
+        target.ask("clear")  # its blocks are somebody else's by now
+        time.sleep(0.02)
+        assert target.ask("zeros_outside", here=0, nbytes=0)
+
+
 def test_a_writer_that_is_killed_in_the_middle_of_scattering_writes_nothing_once_it_is_fenced(start):
     writer, target = start("writer", map_peers=False), start("target")
     writer.peer = writer.ask("connect", descriptor=target.descriptor)

@@ -22,7 +22,7 @@ struct LaneOptions {
     // How long a lane with work in flight asks again and again before it sleeps on the transport's descriptor.
     std::chrono::microseconds spin{50};
     std::uint64_t piece_bytes = 8u << 20;
-    std::uint64_t copied_bytes = 1u << 20;
+    std::uint64_t copied_bytes = 2u << 20;
     // 0 = none.
     std::uint64_t staging_bytes = 0;
     std::size_t staging_slots = 4;

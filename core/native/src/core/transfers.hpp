@@ -124,7 +124,7 @@ struct PieceLimits {
     unsigned in_flight = 4;
 
     // Of a piece that is copied: several threads share a transfer of a few MiB.
-    std::uint64_t copied_bytes() const { return std::min<std::uint64_t>(nbytes, 1u << 20); }
+    std::uint64_t copied_bytes() const { return std::min<std::uint64_t>(nbytes, 2u << 20); }
     // Of one that the target scatters: with its list it fits a slot of 1 MiB.
     std::size_t scattered_segments() const { return 4 * segments; }
     std::uint64_t scattered_bytes() const {
