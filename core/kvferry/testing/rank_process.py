@@ -18,10 +18,9 @@ import numpy as np
 from kvferry.testing.token_pattern import (
     Bytes,
     TokenRange,
-    differing_bytes,
-    expected_memory,
     pool_memory,
     write_pattern,
+    wrong_bytes,
 )
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.transceiver import KvCacheTransceiver
@@ -202,8 +201,8 @@ class _Rank:
         """Generation: bytes that are not what they should be after the last ``receive``."""
         request, tables = self._requests[request_id], self._parts.manager.block_table(request_id)
         tokens = TokenRange(request.cached_tokens, len(request.prompt_token_ids))
-        expected = expected_memory(self._layout, self._before, tables, tokens, seed)
-        return differing_bytes(pool_memory(self._layout), expected)
+        memory = pool_memory(self._layout)
+        return wrong_bytes(self._layout, memory, self._before, tables, tokens, seed, slid_may_lack=True)
 
     def end(self, seconds: float = 60.0) -> dict[str, Any] | None:
         """Wait for an outcome; None when the time is over."""

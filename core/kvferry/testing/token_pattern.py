@@ -51,12 +51,19 @@ def write_pattern(
         seed: of the request.
     """
     for group, table in zip(layout.groups, tables, strict=True):
-        for pool in group.pools:
-            stride = layout.pools[pool].block_stride
-            for view in layout.pools[pool].views:
-                if view.layer in group.layers:
-                    for token, start in _rows(group, view, table, stride, tokens):
-                        _write_heads(memory[pool], group, view, start, token, seed)
+        write_group(layout, memory, group, table, tokens, seed)
+
+
+def write_group(
+    layout: KvLayout, memory: Sequence[Bytes], group: LayerGroup, table: BlockIds, tokens: TokenRange, seed: int
+) -> None:
+    """Write one layer group's part of the pattern; see ``write_pattern``."""
+    for pool in group.pools:
+        stride = layout.pools[pool].block_stride
+        for view in layout.pools[pool].views:
+            if view.layer in group.layers:
+                for token, start in _rows(group, view, table, stride, tokens):
+                    _write_heads(memory[pool], group, view, start, token, seed)
 
 
 def _rows(
@@ -85,15 +92,35 @@ def _row(seed: int, view: RoleView, head: int, token: int) -> Bytes:
     return np.random.default_rng(zlib.crc32(name)).integers(0, 256, view.row_bytes, dtype=np.uint8)
 
 
-def expected_memory(
-    layout: KvLayout, before: Sequence[Bytes], tables: Sequence[BlockIds], tokens: TokenRange, seed: int
-) -> list[Bytes]:
-    """What memory must be after a hand-off: as before, but for the tokens that were fetched."""
-    after = [pool.copy() for pool in before]
-    write_pattern(layout, after, tables, tokens, seed)
-    return after
+def wrong_bytes(
+    layout: KvLayout,
+    memory: Sequence[Bytes],
+    before: Sequence[Bytes],
+    tables: Sequence[BlockIds],
+    tokens: TokenRange,
+    seed: int,
+    *,
+    slid_may_lack: bool = False,
+) -> int:
+    """How many bytes are not what a hand-off must leave: the pattern of what was fetched, and all else as before.
 
-
-def differing_bytes(memory: Sequence[Bytes], expected: Sequence[Bytes]) -> int:
-    """How many bytes are not what they should be."""
-    return sum(int(np.count_nonzero(ours != theirs)) for ours, theirs in zip(memory, expected, strict=True))
+    Args:
+        layout: of the destination.
+        memory: as it is.
+        before: as it was.
+        tables: as for ``write_pattern``.
+        tokens: that were fetched.
+        seed: of the request.
+        slid_may_lack: a token that slid out of a window may be left out, as where the source's blocks are smaller.
+    """
+    whole, needed = ([pool.copy() for pool in before] for _ in range(2))
+    write_pattern(layout, whole, tables, tokens, seed)
+    for group, table in zip(layout.groups, tables, strict=True):
+        start = tokens.start
+        if slid_may_lack and group.window is not None and group.kind != "state":
+            start = max(start, tokens.stop + 1 - group.window)
+        write_group(layout, needed, group, table, TokenRange(start, tokens.stop), seed)
+    return sum(
+        int(np.count_nonzero((ours != all_) & (ours != few)))
+        for ours, all_, few in zip(memory, whole, needed, strict=True)
+    )

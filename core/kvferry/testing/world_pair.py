@@ -12,10 +12,9 @@ import numpy as np
 from kvferry.testing.token_pattern import (
     Bytes,
     TokenRange,
-    differing_bytes,
-    expected_memory,
     pool_memory,
     write_pattern,
+    wrong_bytes,
 )
 from kvferry.testing.worker_pair import SHORT_CLOCKS, SMALL_GEOMETRY, SMALL_MODEL
 from kvferry.topology import local_geometry
@@ -114,11 +113,17 @@ class WorldPair:
     def wrong_bytes(self, before: list[list[Bytes]], request: TransferRequest, seed: int) -> int:
         """Bytes of the generation ranks that are not what a hand-off of ``request`` should have left."""
         tokens = TokenRange(request.cached_tokens, len(request.prompt_token_ids))
-        wrong = 0
-        for rank, pools in zip(self.generation, before, strict=True):
-            tables = rank.manager.block_table(request.request_id)
-            wrong += differing_bytes(rank.memory, expected_memory(rank.manager.layout, pools, tables, tokens, seed))
-        return wrong
+        return sum(
+            wrong_bytes(
+                rank.manager.layout,
+                rank.memory,
+                pools,
+                rank.manager.block_table(request.request_id),
+                tokens,
+                seed,
+            )
+            for rank, pools in zip(self.generation, before, strict=True)
+        )
 
     def ends(self, role: Role, *, seconds: float = 30.0) -> list[TransferEvent]:
         """The next end on each rank of a side, in rank order; waits for them."""

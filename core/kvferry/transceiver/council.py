@@ -265,7 +265,7 @@ class Council:
                 {
                     "request_id": subject.request,
                     "role": subject.role,
-                    "reports": {str(rank): outcome for rank, (outcome, _) in sorted(case.reports.items())},
+                    "reports": {str(rank): outcome for rank, (outcome, _) in sorted(dict(case.reports).items())},
                     "stopped": case.stopped,
                     "seconds_left": round(case.deadline - now, 3) if case.deadline != float("inf") else None,
                 }

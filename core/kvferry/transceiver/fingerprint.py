@@ -113,8 +113,8 @@ def geometry_of(layout: KvLayout) -> dict[str, Any]:
         "roles": {layer: roles for layer, (_, roles) in by_layer.items()},
         "kv_heads": {layer: group.total_heads or group.kv_heads for layer, (group, _) in by_layer.items()},
         "windows": {layer: group.window for layer, (group, _) in by_layer.items()},
-        "tokens_per_block": {
-            layer: group.tokens_per_block for layer, (group, _) in by_layer.items() if group.kind != "state"
+        "tokens_per_block": {  # of a state it does not matter; a stage may have nothing else
+            layer: group.tokens_per_block if group.kind != "state" else None for layer, (group, _) in by_layer.items()
         },
     }
     return {"dtype": layout.dtype, **{name: _runs(of_layers) for name, of_layers in values.items()}}

@@ -128,7 +128,9 @@ class Ranks:
             "missing": self._gathering.missing
             if self._is_first and world is None and self._gathering
             else self._missing,
-            "heard_seconds_ago": {str(rank): round(now - heard, 3) for rank, heard in sorted(self._heard.items())},
+            "heard_seconds_ago": {
+                str(rank): round(now - heard, 3) for rank, heard in sorted(dict(self._heard).items())
+            },
         }
 
     # --- meeting -------------------------------------------------------------------------------------------------
