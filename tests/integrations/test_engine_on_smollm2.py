@@ -15,6 +15,8 @@ from kvferry_plugins.types import ModelGeometry
 NEW_TOKENS = 24
 STORY = " ".join(f"On day {day} the ferry took {day * 7 % 13} cars across the river." for day in range(1, 400))
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def encode(smollm2):
