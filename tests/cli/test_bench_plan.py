@@ -19,14 +19,16 @@ def plans(*arguments):
 
 def test_each_planner_plans_both_orders_into_as_many_segments():
     found = {(each["planner"], each["order"]): each for each in plans("--blocks", "64")}
-    assert set(found) == {(planner, order) for planner in ("PYTHON", "CPP") for order in ("in order", "shuffled")}
+    orders = ("in order", "shuffled", "shuffled, half the heads")
+    assert set(found) == {(planner, order) for planner in ("PYTHON", "CPP") for order in orders}
     assert found["CPP", "in order"]["segments"] == 1
     assert found["CPP", "shuffled"]["segments"] == found["PYTHON", "shuffled"]["segments"] > 1
+    assert {found[planner, orders[2]]["segments"] for planner in ("PYTHON", "CPP")} == {64 * 32 * 2}
     assert all(each["microseconds_a_block"] > 0 for each in found.values())
 
 
 def test_memory_is_linear_and_at_most_200_bytes_a_block():
-    for each in plans("--blocks", "20000", "--blocks", "40000"):
+    for each in plans("--blocks", "40000", "--blocks", "80000"):
         if each["planner"] == "PYTHON":  # counted; what the process grew by is not the same each time
             assert 0 < each["bytes_a_block"] <= 200
 

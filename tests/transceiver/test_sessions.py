@@ -268,7 +268,7 @@ def test_an_agent_whose_submit_raises_anything_fails_the_request_alone(run_pair,
 def test_zero_bytes_moved_where_some_were_expected_is_an_error(run_pair, fetch, kit, monkeypatch):
     from kvferry.transceiver import writers
 
-    monkeypatch.setattr(writers, "cut", lambda *_: iter(()))
+    monkeypatch.setattr(writers, "pieces_of", lambda _: iter(()))
     pair = run_pair()
     fetch(pair)
     for event in ended(pair):

@@ -25,10 +25,9 @@ from kvferry.dispatcher import agent_maker, resolve, wants_shared_pools
 from kvferry.registry.door import Registry
 from kvferry.registry.load import load_registry
 from kvferry.registry.toggles import Toggles
-from kvferry.transceiver.coalesce import plan_segments
 from kvferry.transceiver.mapping import share
 from kvferry.transceiver.memory_in_use import shut_down_manager
-from kvferry.transceiver.pieces import cut
+from kvferry.transceiver.pieces import pieces_of
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
 from kvferry_plugins.types import (
@@ -248,8 +247,7 @@ class PeerProcess:
         layout, tables = self.manager.layout, self.manager.block_table(request)
         overlap, tokens = share([layout], [layout])[0, 0], len(tables[0]) * TOKENS_PER_BLOCK
         begun = time.monotonic()
-        (copy,) = overlap.copies(tables, tables, tokens, 0, 0, tokens)
-        pieces = list(cut(*plan_segments(copy.pools, copy.src, copy.dst)))
+        pieces = list(pieces_of(overlap.copies(tables, tables, tokens, 0, 0, tokens)))
         seconds = time.monotonic() - begun
         return {"seconds": seconds, "pieces": len(pieces), "segments": sum(len(piece.src) for piece in pieces)}
 

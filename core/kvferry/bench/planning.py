@@ -10,11 +10,10 @@ from statistics import median
 
 import numpy as np
 
-from kvferry.transceiver.coalesce import plan_segments
 from kvferry.transceiver.mapping import share
 from kvferry.transceiver.overlap import Overlap
-from kvferry.transceiver.pieces import cut
-from kvferry_plugins.layout import Addresses, BlockCopy, BlockIds, KvLayout, LayerGroup, dense_pool
+from kvferry.transceiver.pieces import pieces_of, slabs
+from kvferry_plugins.layout import BlockCopy, BlockIds, KvLayout, LayerGroup, dense_pool
 
 TOKENS_PER_BLOCK = 16
 LAYERS, HEADS, HEAD_DIM, ITEM_BYTES = 32, 8, 128, 2
@@ -22,13 +21,16 @@ LAYERS, HEADS, HEAD_DIM, ITEM_BYTES = 32, 8, 128, 2
 
 ORDERS = ("in order", "shuffled")
 
+CUT = "shuffled, half the heads"
+"""To one of two ranks that have half the heads each: two runs a layer instead of one a block."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """One planner, one order, one number of blocks."""
 
     planner: str
-    """``PYTHON``: to the pieces that are posted. ``CPP``: to the segments, of which the engine posts some at a time."""
+    """``PYTHON``: to the pieces that are posted. ``CPP``: to the segments of which the engine cuts its posts."""
     order: str
     blocks: int
     microseconds_a_block: float
@@ -46,27 +48,31 @@ def measure(blocks: int, rounds: int, seed: int) -> list[Planned]:
     """Plan so many blocks in both orders, with each planner that is installed."""
     has_engine = importlib.util.find_spec("kvferry_native") is not None
     found = []
-    for order in ORDERS:
-        overlap, ids = _overlap(blocks), _tables(order, blocks, seed)
+    for order in (*ORDERS, CUT):
+        overlap, ids = _overlap(blocks, HEADS // 2 if order == CUT else HEADS), _tables(order, blocks, seed)
         found.append(_python(order, overlap, ids, rounds))
         if has_engine:
             found.append(_native(order, overlap, ids, rounds))
     return found
 
 
-def _overlap(blocks: int) -> Overlap:
-    """Two equal workers."""
+def _overlap(blocks: int, heads: int) -> Overlap:
+    """A worker that has everything, and a rank that has the first heads."""
+    return share([_layout(blocks, HEADS)], [_layout(blocks, heads)])[0, 0]
+
+
+def _layout(blocks: int, heads: int) -> KvLayout:
     layers = tuple(range(LAYERS))
     pool = dense_pool(
         layers=layers,
-        kv_heads=HEADS,
+        kv_heads=heads,
         head_dim=HEAD_DIM,
         tokens_per_block=TOKENS_PER_BLOCK,
         item_bytes=ITEM_BYTES,
         num_blocks=blocks,
     )
-    layout = KvLayout("bfloat16", (LayerGroup(layers, (0,), TOKENS_PER_BLOCK, HEADS, HEAD_DIM),), (pool,))
-    return share([layout], [layout])[0, 0]
+    group = LayerGroup(layers, (0,), TOKENS_PER_BLOCK, heads, HEAD_DIM, total_heads=HEADS)
+    return KvLayout("bfloat16", (group,), (pool,))
 
 
 def _tables(order: str, blocks: int, seed: int) -> tuple[BlockIds, BlockIds]:
@@ -86,8 +92,7 @@ def _copy(overlap: Overlap, ids: tuple[BlockIds, BlockIds]) -> BlockCopy:
 
 def _python(order: str, overlap: Overlap, ids: tuple[BlockIds, BlockIds], rounds: int) -> Planned:
     def plan() -> int:
-        copy = _copy(overlap, ids)
-        return sum(len(piece.src) for piece in list(cut(*plan_segments(copy.pools, copy.src, copy.dst))))
+        return sum(len(piece.src) for piece in pieces_of([_copy(overlap, ids)]))
 
     plan()
     tracemalloc.start()
@@ -104,12 +109,12 @@ def _native(order: str, overlap: Overlap, ids: tuple[BlockIds, BlockIds], rounds
     ends = (0, pools.src.block_stride, pools.src.num_blocks, 0, pools.dst.block_stride, pools.dst.num_blocks)
     block_map = BlockMap([(*ends, [tuple(run) for run in pools.runs.tolist()])])
 
-    def plan() -> Addresses:
-        copy = _copy(overlap, ids)
-        return block_map.plan(np.ascontiguousarray(copy.src), np.ascontiguousarray(copy.dst))
+    def plan() -> int:
+        copies = (copy for some in slabs([_copy(overlap, ids)]) for copy in some)
+        return sum(len(block_map.plan(copy.src, copy.dst)) for copy in copies)
 
     peak = _resident_peak(plan)
-    return _planned("CPP", order, len(ids[0]), lambda: len(plan()), rounds, peak)
+    return _planned("CPP", order, len(ids[0]), plan, rounds, peak)
 
 
 def _planned(planner: str, order: str, blocks: int, plan: Callable[[], int], rounds: int, peak: int) -> Planned:

@@ -1,11 +1,10 @@
 """One attempt to fetch a request: the deliveries to each rank of the generation worker that asked for it."""
 
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvferry.transceiver.links import Link
 from kvferry.transceiver.wire import Key
+from kvferry.transceiver.writers import Writes
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.layout import BlockIds
 from kvferry_plugins.transceiver import TransferId
@@ -27,7 +26,7 @@ class Delivery:
     """The target's blocks that they fill."""
     planned_tokens: int
     """What these tokens completed is planned already."""
-    queue: deque[Any] = field(default_factory=deque)
+    queue: Writes = field(default_factory=Writes)
     """Writes of the ``Writer`` that are not posted."""
     in_flight: dict[TransferId, int] = field(default_factory=dict)
     """Posted writes: bytes by transfer."""

@@ -24,7 +24,7 @@ def plan_segments(pools: PoolCopy, src_ids: BlockIds, dst_ids: BlockIds) -> tupl
     run = _one_run(pools, src_ids, dst_ids)
     if run is not None:
         return run
-    src_ids, dst_ids = _ascending(*_present(pools, src_ids, dst_ids))
+    src_ids, dst_ids = ascending(*_present(pools, src_ids, dst_ids))
     src_offsets, dst_offsets, nbytes = pools.runs.T
     src, dst = _starts(pools.src, src_ids, src_offsets), _starts(pools.dst, dst_ids, dst_offsets)
     return merge(src, dst, np.tile(nbytes, len(src_ids)))
@@ -64,7 +64,7 @@ def _present(pools: PoolCopy, src_ids: BlockIds, dst_ids: BlockIds) -> tuple[Blo
     return src_ids, dst_ids
 
 
-def _ascending(src_ids: BlockIds, dst_ids: BlockIds) -> tuple[BlockIds, BlockIds]:
+def ascending(src_ids: BlockIds, dst_ids: BlockIds) -> tuple[BlockIds, BlockIds]:
     """Order both by source, unless they are already, as in a fresh table."""
     if bool((src_ids[1:] > src_ids[:-1]).all()):
         return src_ids, dst_ids

@@ -1,14 +1,12 @@
 """How the blocks of a chunk become writes that an agent posts: planned here, or by the agent itself."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from kvferry.transceiver.coalesce import plan_segments
-from kvferry.transceiver.pieces import PIECES_IN_FLIGHT, Piece, cut
+from kvferry.transceiver.pieces import PIECES_IN_FLIGHT, Piece, pieces_of, slabs
 from kvferry_plugins.layout import BlockCopy, BlockIds, PoolCopy
 from kvferry_plugins.transceiver import BlockTransferAgent, PeerId, TransferAgent, TransferId
 
@@ -25,6 +23,37 @@ class BlockList:
     dst: BlockIds
     total: int
     """Bytes of all of them."""
+
+
+class Writes:
+    """What is to be posted, first come first served; planned when its turn comes."""
+
+    def __init__(self) -> None:
+        self._plans: deque[Iterator[Any]] = deque()
+        self._next: Any = None
+
+    def extend(self, plan: Iterable[Any]) -> None:
+        """Append what a plan gives."""
+        self._plans.append(iter(plan))
+
+    def popleft(self) -> Any:
+        """Take the next one. Raises IndexError if there is none; or as the plan does."""
+        if not self:
+            raise IndexError("nothing is to be posted")
+        write, self._next = self._next, None
+        return write
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._plans.clear()
+        self._next = None
+
+    def __bool__(self) -> bool:
+        while self._next is None and self._plans:
+            self._next = next(self._plans[0], None)
+            if self._next is None:
+                self._plans.popleft()
+        return self._next is not None
 
 
 class Writer(ABC):
@@ -59,14 +88,8 @@ class PieceWriter(Writer):
         self._agent = agent
 
     def plan(self, copies: Sequence[BlockCopy]) -> Iterable[Piece]:
-        """Coalesce, and cut."""
-        planned = [plan_segments(copy.pools, copy.src, copy.dst) for copy in copies]
-        if not planned:
-            return ()
-        if len(planned) == 1:
-            return cut(*planned[0])
-        src, dst, nbytes = (np.concatenate(column) for column in zip(*planned, strict=True))
-        return cut(src, dst, nbytes)
+        """Coalesce and cut, as pieces are asked for."""
+        return pieces_of(copies)
 
     def post(self, peer: PeerId, write: Piece) -> TransferId:
         """Submit a piece."""
@@ -90,8 +113,12 @@ class BlockListWriter(Writer):
         self._maps: dict[PoolCopy, object] = {}
 
     def plan(self, copies: Sequence[BlockCopy]) -> Iterable[BlockList]:
-        """Prepare a write for each."""
-        return [BlockList(self._block_map(copy.pools), copy.src, copy.dst, copy.nbytes) for copy in copies]
+        """Prepare a write for each, or several where the agent would have to plan too much at once."""
+        return [
+            BlockList(self._block_map(copy.pools), copy.src, copy.dst, copy.nbytes)
+            for some in slabs(copies)
+            for copy in some
+        ]
 
     def _block_map(self, pools: PoolCopy) -> object:
         """Prepare once: a peer's pool copies stay the same objects."""
