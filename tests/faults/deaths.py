@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from faults.harness import (
     ADMISSION_SECONDS,
@@ -42,6 +43,15 @@ def is_in_the_write(survivor: Child, victim: str, request: int) -> bool:
     return bool(survivor.ask("wrong_blocks", request=request, seed=request)["wrong"])
 
 
+def tells_of_a_death(outcome: dict[str, Any], victim: str) -> bool:
+    """Whether a survivor's outcome is the one that a peer's death should have.
+
+    A target that was killed is not gone yet: on a busy machine the writer hears of the failed write long before that.
+    """
+    failed_write = victim == "generation" and str(outcome["message"]).startswith("a write of")
+    return outcome["error"] in LOST or failed_write
+
+
 def allowed_seconds(victim: str, moment: str) -> float:
     """From a death to the survivor's outcome: the clock that runs then, and a second."""
     if victim == "generation":  # another attempt may come within the lease
@@ -74,7 +84,7 @@ def die(cast: Cast, victim: str, moment: str) -> bool:
         outcome = end_of(survivor, request, seconds=allowed_seconds(victim, moment))
         # after the write its acknowledgement may have died with the process
         may_succeed = not in_time or moment == "after"
-        assert outcome["error"] in LOST or (may_succeed and outcome["outcome"] == "completed"), outcome
+        assert tells_of_a_death(outcome, victim) or (may_succeed and outcome["outcome"] == "completed"), outcome
         assert time.monotonic() - killed < allowed_seconds(victim, moment)
     survivor.ask("free", request=request)
     return in_time
