@@ -2,7 +2,8 @@ import pytest
 from faults.deaths import SURVIVOR_OF
 from faults.harness import ATTEMPTS, ROLES, ROUNDS, Cast, end_of, prepare, survives, wait_for_partial
 
-END_SECONDS = 10
+END_SECONDS = 30
+"""More than the three waits of a shutdown together."""
 
 
 def end(cast: Cast, role: str) -> bool:

@@ -33,7 +33,7 @@ from faults.harness import (
 from kvferry.bench.processes import Child, start_together
 from kvferry_backends.mpi_launch import launch
 
-END_SECONDS = 15
+END_SECONDS = 30
 """From the request to end to the survivor's end, in a world that has lost one."""
 
 
