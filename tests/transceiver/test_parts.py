@@ -10,7 +10,6 @@ from kvferry.transceiver.wire_layout import to_wire
 from kvferry_plugins.testing import ScriptedAgent, ScriptedHub
 from kvferry_plugins.testing.faults import Hold
 
-
 PATIENT = {"kv_transfer_admission_timeout_ms": 60_000, "kv_transfer_timeout_ms": 60_000}
 """No clock runs out while a busy machine does something else."""
 
