@@ -4,6 +4,7 @@ import torch
 from kvferry.checkpoint import load_model_spec, model_geometry
 from kvferry.integrations.transformers.agreement import require_same_layers
 from kvferry.integrations.transformers.engine import GenerationRequest, PagedEngine
+from kvferry.integrations.transformers.paged_cache import PagedCache
 from kvferry.integrations.transformers.sampling import SamplingParams
 from kvferry.testing.tiny_checkpoints import TINY_MODELS, WINDOW
 from kvferry_plugins.errors import CacheFullError, ConfigError
@@ -97,6 +98,14 @@ def test_of_mla_one_latent_row_a_token_is_kept(tiny_model, make_engine, name):
     index = next(index for index, group in enumerate(layout.groups) if group.kind == "latent")
     assert layout.block_bytes(index) == 8 * len(layout.groups[index].layers) * (12 + 4) * 4
     assert {view.role for pool in layout.groups[index].pools for view in layout.pools[pool].views} == {"latent"}
+
+
+def test_expanded_keys_and_values_are_refused_where_latents_are_kept(tiny_model, make_engine):
+    engine = make_engine(tiny_model("deepseek_v3"), 64, kind="V2", tokens_per_block=8)
+    engine.manager.allocate(1, 3)
+    layer = PagedCache(engine.manager, 1, engine.loaded).layers[0]
+    with pytest.raises(ConfigError, match=r"caches 4 heads of \(12, 6\) elements, not one latent row of 16"):
+        layer.update(torch.zeros(1, 4, 3, 12), torch.zeros(1, 4, 3, 6))
 
 
 def copy_request(source: PagedEngine, target: PagedEngine, request_id: int, tokens: int) -> int:

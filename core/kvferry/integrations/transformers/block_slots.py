@@ -1,5 +1,6 @@
 """Where the tokens of one request are: a layer group's block table as tensors, for the steps of one cache."""
 
+import numpy as np
 import torch  # noqa: TID253
 
 from kvferry_plugins.kv_cache import KVCacheManager
@@ -70,17 +71,19 @@ class BlockSlots:
         if (start, stop, self._request.version) == self._located:
             return
         size, first = self._tokens_per_block, self.first_visible(start)
-        needed = self._request.tables[self._group][first // size : -(-stop // size)].astype("int64")
+        needed = self._request.tables[self._group][first // size : -(-stop // size)].astype(np.int64)
         if len(needed) < -(-stop // size) - first // size or (needed < 0).any():
             raise RuntimeError(
                 f"the manager gave no block for some of the tokens {first} … {stop - 1} of group {self._group}, which "
                 "this step reads; that is an error of the manager"
             )
         ids = torch.from_numpy(needed).to(self._device)
+        consecutive = bool((np.diff(needed) == 1).all())
         tokens = torch.arange(start, stop, device=self._device)
         self._blocks = ids[tokens // size - first // size]
         self._positions = tokens % size
-        self._used = _consecutive(ids)
+        # A slice copies without an index.
+        self._used = slice(int(needed[0]), int(needed[-1]) + 1) if consecutive else ids
         self._visible = slice(first % size, first % size + stop - first)
         self._located = (start, stop, self._request.version)
 
@@ -93,11 +96,3 @@ class BlockSlots:
         _, heads, _, width = view.shape
         # Not index_select: it would first copy the whole pool's layer, whose strides it does not take.
         return view.transpose(0, 1)[:, self._used].reshape(1, heads, -1, width)[:, :, self._visible]
-
-
-def _consecutive(blocks: torch.Tensor) -> torch.Tensor | slice:
-    """The same blocks as a slice where they are consecutive: that copies without an index."""
-    first, last = int(blocks[0]), int(blocks[-1])
-    if last - first == len(blocks) - 1 and bool((blocks.diff() == 1).all()):
-        return slice(first, last + 1)
-    return blocks

@@ -230,8 +230,7 @@ class PagedEngine:
         if request.request_id in self._suspended:
             self._suspended.discard(request.request_id)
         else:
-            tokens = (*request.prompt_token_ids, *running.output_token_ids)
-            self.manager.commit(request.request_id, tokens[: running.computed_tokens])
+            self.manager.commit(request.request_id, running.token_ids[: running.computed_tokens])
         self.manager.free(request.request_id)
 
     def _cache(self, request: GenerationRequest, cached_tokens: int) -> "PagedCache":
