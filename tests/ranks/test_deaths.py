@@ -1,5 +1,7 @@
 """Ranks that are killed, and requests that are cancelled on one rank, while chunks are on their way."""
 
+import signal
+
 import pytest
 from ranks.worlds import PAIRINGS, PROMPT, Processes, Worker, World, opened, together, until
 
@@ -86,3 +88,18 @@ def test_a_cancellation_on_one_rank_cancels_everywhere_and_the_next_request_comp
         assert [rank.ask("wrong_bytes", request_id=2, seed=2) for rank in world.generation] == [0, 0]
         world.free(2)
         world.settle()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("processes", PAIRINGS[:1], indirect=True, ids=str)
+def test_a_rank_that_is_stopped_is_lost_and_says_so_itself_when_it_goes_on(processes: Processes) -> None:
+    two = Worker(Topology(tensor=2))
+    with opened(processes, two, two, GEOMETRY) as world:
+        stopped, survivor = world.context[1], world.context[0]
+        stopped.signal(signal.SIGSTOP)
+        try:
+            until(lambda: not survivor.ask("status")["ready"])
+            assert "rank 1 of this instance is lost" in survivor.ask("status")["ranks"]["error"]
+        finally:
+            stopped.signal(signal.SIGCONT)
+        until(lambda: not stopped.ask("status")["ready"])

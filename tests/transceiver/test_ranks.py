@@ -181,7 +181,7 @@ def test_a_rank_whose_connections_end_or_that_is_silent_is_lost(start, gone):
     made = start(*ranks(3))
     for each in made:
         shared = each._shared
-        shared.clocks = replace(shared.clocks, ping=0.1, silence=1.0)
+        shared.clocks = replace(shared.clocks, ping=0.1, rank_silence=1.0)
     made[gone]._loop.ranks.leave = lambda: None  # as one that is killed, which says nothing
     made[gone].shutdown()
     for each in made[:gone] + made[gone + 1 :]:

@@ -98,10 +98,14 @@ class RankProcess:
         self.tell(command, **arguments)
         return self.answer()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this process, by its id."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._process.join(30)
 
     def close(self) -> None:

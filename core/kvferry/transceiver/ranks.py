@@ -337,7 +337,7 @@ class Ranks:
             self._next_ping = now + clocks.ping
             self.send(0, Ping(instance=self._shared.instance, incarnation=self._shared.incarnation))
         for rank, heard in self._heard.items():
-            if now - heard > clocks.silence:
+            if now - heard > clocks.rank_silence:
                 self._lose(rank, f"it has said nothing for {now - heard:.1f} s")
                 return
 

@@ -33,6 +33,8 @@ class Clocks:
     ping: float = 1.0
     silence: float = 5.0
     """A peer that says nothing for so long is taken for lost."""
+    rank_silence: float = 30.0
+    """The same of a rank of this instance, which cannot come back; sockets tell of a stopped process earlier."""
 
 
 @dataclass(slots=True)
