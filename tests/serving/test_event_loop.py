@@ -36,7 +36,7 @@ def client(tokenizer, tmp_path):
         role=Role.CONTEXT,
         model_name="tiny",
         parts=None,
-        transceiver=None,
+        transceiver=SimpleNamespace(unusable=None),
         registry=None,
         loaded=loaded,
         engine=None,
