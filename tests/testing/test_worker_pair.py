@@ -94,7 +94,7 @@ def examples():
 
 def test_the_examples_of_the_document_pass(tmp_path):
     found = examples()
-    assert set(found) == {"test_model.py", "test_faults.py", "test_pair.py", "test_agents.py"}
+    assert set(found) == {"test_model.py", "test_faults.py", "test_pair.py", "test_worlds.py", "test_agents.py"}
     for name, text in found.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     ran = subprocess.run(
@@ -105,4 +105,4 @@ def test_the_examples_of_the_document_pass(tmp_path):
         timeout=120,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "6 passed" in ran.stdout
+    assert "7 passed" in ran.stdout
