@@ -91,6 +91,31 @@ def test_blocks_that_slid_out_go_back_while_prefill_and_decoding_go_on(tiny_mode
     assert in_use(engine)[1 - sliding] == full.blocks_for(running.computed_tokens)
 
 
+@pytest.mark.parametrize("name", WITH_WINDOWS)
+def test_a_chunk_longer_than_a_windows_pool_is_computed_in_smaller_ones(tiny_model, make_engine, reference, name):
+    loaded, prompt = tiny_model(name), prompt_of(1700)
+    engine = make_engine(loaded, 1728, kind="V2", reuse=False, tokens_per_block=8, prefill_chunk=1728)
+    steps: list[int] = []
+    running = engine.prefill(request_for(1, prompt), steps.append)
+    assert len(steps) > 1
+    assert list(engine.decode(running)) == reference(loaded, prompt, NEW_TOKENS, ignore_stop=True)
+    assert not any(in_use(engine))
+
+
+def test_a_request_that_cannot_be_started_leaves_no_block_behind(tiny_model, make_engine, monkeypatch):
+    engine = make_engine(tiny_model("llama"), 64, kind="V2", tokens_per_block=8)
+
+    def broken(layer: int) -> None:
+        raise RuntimeError("no view")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.manager, "role_views", broken)
+        with pytest.raises(RuntimeError, match="no view"):
+            engine.start(request_for(1, prompt_of(20)))
+    assert not any(in_use(engine))
+    assert engine.prefill(request_for(1, prompt_of(20))).prefilled
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", "kimi_linear"])
 def test_of_mla_one_latent_row_a_token_is_kept(tiny_model, make_engine, name):
     engine = make_engine(tiny_model(name), 512, kind="V2", tokens_per_block=8)

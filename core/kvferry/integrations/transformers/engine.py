@@ -82,7 +82,8 @@ class PagedEngine:
     Args:
         loaded: the model.
         manager: of the model's geometry, in one layer group or several.
-        prefill_chunk: tokens of a prompt that one forward pass takes.
+        prefill_chunk: tokens of a prompt that one forward pass takes; fewer where the pool of a window's group does
+            not hold so many.
 
     Raises:
         ConfigError: the manager has another geometry, or keeps less than the model's attention sees.
@@ -126,7 +127,11 @@ class PagedEngine:
         self.validate(request)
         prompt = request.prompt_token_ids
         cached = self.manager.allocate(request.request_id, len(prompt), prompt, max_cached_tokens=len(prompt) - 1)
-        return RunningRequest(request, self._cache(request, cached), cached)
+        try:
+            return RunningRequest(request, self._cache(request, cached), cached)
+        except BaseException:
+            self.manager.free(request.request_id)
+            raise
 
     def prefill_step(self, running: RunningRequest) -> int:
         """Compute the next chunk of the prompt and commit its full blocks; with the last one, sample the first token.
@@ -140,7 +145,7 @@ class PagedEngine:
         """
         prompt = running.request.prompt_token_ids
         start = running.computed_tokens
-        stop = min(start + self._prefill_chunk, len(prompt))
+        stop = min(start + self._prefill_chunk, len(prompt), self._reach(start))
         logits = self._forward(running, prompt[start:stop])
         if stop == len(prompt):
             self._append(running, logits)
@@ -226,12 +231,24 @@ class PagedEngine:
         Raises:
             KeyError: done before, or the request was lost when it was resumed.
         """
-        request = running.request
-        if request.request_id in self._suspended:
-            self._suspended.discard(request.request_id)
-        else:
-            self.manager.commit(request.request_id, running.token_ids[: running.computed_tokens])
-        self.manager.free(request.request_id)
+        request_id = running.request.request_id
+        try:
+            if request_id in self._suspended:
+                self._suspended.discard(request_id)
+            else:
+                self.manager.commit(request_id, running.token_ids[: running.computed_tokens])
+        finally:
+            self.manager.free(request_id)
+
+    def _reach(self, start: int) -> int:
+        """The furthest token that a step from ``start`` may end before: a window's whole pool holds no more."""
+        layout = self.manager.layout
+        reaches = [
+            (group.first_block_needed(start) + layout.pools[group.pools[0]].num_blocks) * group.tokens_per_block
+            for group in layout.groups
+            if group.window is not None
+        ]
+        return max(start + 1, min(reaches, default=start + self._prefill_chunk))
 
     def _cache(self, request: GenerationRequest, cached_tokens: int) -> "PagedCache":
         from kvferry.integrations.transformers.paged_cache import PagedCache
