@@ -1,5 +1,6 @@
 import ctypes
 import random
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from transceiver import geometries
 from transceiver.geometries import Content, Memory, Rows, destination_tables, layouts_of, source_tables
 
+from kvferry.testing import world_pair
+from kvferry.testing.token_pattern import TokenRange, pool_memory, write_group, write_pattern
 from kvferry.transceiver.checksum import checksum_destination, checksum_source
 from kvferry.transceiver.coalesce import plan_segments
 from kvferry.transceiver.mapping import GeometryError, MissingBlocksError, local_geometry, share
@@ -142,6 +145,57 @@ def test_both_sides_checksum_the_same_bytes_in_the_same_order(hand_off):
         for src, dst, nbytes in (row for copy in copies for row in rows(copy)):
             ctypes.memmove(dst, src, nbytes)
         assert checksum_source(copies) == checksum_destination(overlap.arrivals(wanted, prompt, start))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_what_our_own_managers_hold_arrives_too(data):
+    deployment = data.draw(geometries.deployments())
+    prompt_tokens = data.draw(st.integers(1, 30))
+    with ExitStack() as stack:
+        sources, destinations = (
+            managers_of(stack, deployment.geometry, side) for side in (deployment.source, deployment.destination)
+        )
+        for manager in sources:
+            manager.allocate(1, prompt_tokens)
+            manager.extend(1, prompt_tokens)
+            tokens = TokenRange(0, prompt_tokens)
+            write_pattern(manager.layout, pool_memory(manager.layout), manager.block_table(1), tokens, 5)
+            manager.advance(1, prompt_tokens)
+        overlaps = share([manager.layout for manager in sources], [manager.layout for manager in destinations])
+        for rank, manager in enumerate(destinations):
+            manager.allocate(1, prompt_tokens + 1, history_tokens=prompt_tokens)
+            after = [pool.copy() for pool in pool_memory(manager.layout)]
+            groups, tables = manager.layout.groups, manager.block_table(1)
+            left_out = [0] * len(groups)
+            for (source, destination), overlap in overlaps.items():
+                if destination == rank:
+                    held = sources[source].block_table(1)
+                    left_out = list(map(max, left_out, overlap.left_out(prompt_tokens, 0)))
+                    fetch_all(overlap, held, tables, prompt_tokens)
+            for group, table, missing in zip(groups, tables, left_out, strict=True):
+                write_group(manager.layout, after, group, table, TokenRange(missing, prompt_tokens), 5)
+            assert all(map(np.array_equal, pool_memory(manager.layout), after))
+
+
+def fetch_all(overlap, held, tables, prompt_tokens):
+    wanted = [
+        table[: len(ordinals)]
+        for table, ordinals in zip(tables, overlap.wanted_ordinals(prompt_tokens, 0), strict=True)
+    ]
+    for copy in overlap.copies(held, wanted, prompt_tokens, 0, 0, prompt_tokens):
+        for src, dst, nbytes in rows(copy):
+            ctypes.memmove(dst, src, nbytes)
+
+
+def managers_of(stack, geometry, side):
+    """One a rank: V2 where blocks slide, or layers differ, which V1 does not hold."""
+    kind = "V2" if side.slides or geometry.layers else "V1"
+    drawn = world_pair.Side(side.topology, kind, side.tokens_per_block, max_tokens=64)
+    made = [world_pair.make_manager(drawn, geometry, rank) for rank in range(side.topology.ranks)]
+    for manager in made:
+        stack.callback(manager.shutdown)
+    return made
 
 
 # --- by example --------------------------------------------------------------------------------------------------
