@@ -43,6 +43,24 @@ def test_the_demo_equals_aggregated_decoding_and_shows_what_travelled():
     assert "loading the model" in result.stderr
 
 
+def test_gemma_goes_through_the_pair_generation_first_and_pipelined():
+    how = ("--manager", "v2", "--schedule", "generation-first", "--pipelined", "--prefill-chunk", "64")
+    result = run_demo("--json", "--model", "gemma3", "--max-tokens", "4", *how, seconds=600)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["used"] == {
+        "kv_cache_manager": "V2",
+        "runtime": "PYTHON",
+        "backend": "NIXL",
+        "enable_block_reuse": True,
+        "schedule_style": "generation_first",
+        "enable_pipelined_transfer": True,
+    }
+    _, second, third = answer["prompts"]
+    assert third["cached_tokens"] >= 96
+    assert third["bytes"] < second["bytes"]
+
+
 def test_what_cannot_be_built_is_one_clear_paragraph(without_native):
     result = CliRunner().invoke(main, ["demo", "--runtime", "CPP"])
     assert result.exit_code == 1
@@ -159,5 +177,9 @@ def test_flags_beat_the_file_and_the_file_beats_the_demos_defaults():
     settings = demo_settings(parse_engine_args(written), None, "auto")
     assert settings["cache_transceiver_config"] == {"backend": "UCX", "transceiver_runtime": "auto"}
     assert settings["kv_cache_config"] == {"dtype": "float32", "max_tokens": 640}
+    chosen = demo_settings(parse_engine_args(written), None, None, "V1", no_reuse=True, pipelined=True)
+    assert chosen["cache_transceiver_config"]["enable_pipelined_transfer"] is True
+    assert chosen["kv_cache_config"]["use_kv_cache_manager_v2"] is False
+    assert chosen["kv_cache_config"]["enable_block_reuse"] is False
     nothing = demo_settings(parse_engine_args({}), "nixl2", None)
     assert nothing["cache_transceiver_config"] == {"backend": "nixl2", "transceiver_runtime": "PYTHON"}
