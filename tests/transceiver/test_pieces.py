@@ -102,3 +102,17 @@ def test_writes_are_planned_when_their_turn_comes():
     assert writes
     writes.clear()
     assert not writes
+
+
+def test_a_plan_that_fails_fails_whoever_posts_and_nobody_who_looks():
+    def plan():
+        yield "a"
+        raise ValueError("a destination block is named twice")
+
+    writes = Writes()
+    writes.extend(plan())
+    assert writes.popleft() == "a"
+    assert writes
+    with pytest.raises(ValueError, match="named twice"):
+        writes.popleft()
+    assert not writes

@@ -37,10 +37,12 @@ class Writes:
         self._plans.append(iter(plan))
 
     def popleft(self) -> Any:
-        """Take the next one. Raises IndexError if there is none; or as the plan does."""
+        """Take the next one. Raises IndexError if there is none; or what its plan raised."""
         if not self:
             raise IndexError("nothing is to be posted")
         write, self._next = self._next, None
+        if isinstance(write, Exception):
+            raise write
         return write
 
     def clear(self) -> None:
@@ -50,7 +52,10 @@ class Writes:
 
     def __bool__(self) -> bool:
         while self._next is None and self._plans:
-            self._next = next(self._plans[0], None)
+            try:
+                self._next = next(self._plans[0], None)
+            except Exception as error:  # told to whoever posts, not to whoever asks
+                self._next = error
             if self._next is None:
                 self._plans.popleft()
         return self._next is not None
