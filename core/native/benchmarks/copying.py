@@ -1,4 +1,4 @@
-"""What more threads bring to copies into a peer's shared memory, beside memcpy: 256 MiB, 4,096 blocks, two processes."""
+"""What more threads bring to copies into shared memory, beside memcpy: 256 MiB, 4,096 blocks, two processes."""
 
 import fcntl
 import mmap

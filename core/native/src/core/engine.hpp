@@ -22,8 +22,9 @@ struct EngineOptions {
     std::uint64_t staging_bytes = 0;
     // 32 KiB: up to 16 KiB gathering won everywhere, at 64 KiB nowhere by much (benchmarks/gathering.py).
     std::uint64_t gather_below = 32 << 10;
-    // Where puts would be shorter than this on average, they go as one run to a buffer of the target's, as large as
-    // the staging buffer, and are scattered there; 0 = never. 8 KiB: benchmarks/scattering.py.
+    // Where puts would be shorter than this on average (16 times this in a transfer of 16 MiB or more), they go as one
+    // run to a buffer of the target's, as large as the staging buffer, and are scattered there; 0 = never. 8 KiB:
+    // benchmarks/scattering.py.
     std::uint64_t scatter_below = 8 << 10;
     std::chrono::microseconds spin{50};
     // Write by copying where the peer is of this host and its memory can be mapped; the transport is for the rest.

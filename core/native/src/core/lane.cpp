@@ -179,7 +179,7 @@ Plan Lane::plan_of(const Transfer &transfer) const {
         plan.copies = plan.segments.size();
     }
     plan.scatters = exchange_->has_slots_of(*transfer.peer) && staging_ != nullptr && on_host_ &&
-                    transfer.peer->on_host && is_worth_scattering(segments, limits_.scatter_below);
+                    transfer.peer->on_host && is_worth_scattering(segments, limits_.gather_below, limits_.scatter_below);
     segments = split_long(std::move(segments), limits_.piece_bytes);
     plan.segments.insert(plan.segments.end(), segments.begin(), segments.end());
     return plan;

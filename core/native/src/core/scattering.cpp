@@ -15,6 +15,9 @@ constexpr std::uint64_t kSlotBytes = 1u << 20;
 constexpr std::size_t kSlotsEach = 4;
 // As fast one by one as by a run, which takes two messages more.
 constexpr std::uint64_t kFewPuts = 16;
+// In a transfer of so many runs, both sides' copies and the wire go on at the same time: longer puts are worth it too.
+constexpr std::uint64_t kManyRuns = 16 * kSlotBytes;
+constexpr std::uint64_t kLonger = 16;
 // Writers that a lane keeps the grants of: one that comes back has another key.
 constexpr std::size_t kGrantsKept = 1024;
 
@@ -104,14 +107,14 @@ std::uint64_t pack(std::uint64_t to, std::span<const Segment> segments) {
     return bytes - to;
 }
 
-bool is_worth_scattering(std::span<const Segment> segments, std::uint64_t below) {
+bool is_worth_scattering(std::span<const Segment> segments, std::uint64_t gathered_below, std::uint64_t below) {
     std::uint64_t nbytes = 0, puts = 0, end = 0;
     for (const Segment &segment : segments) {
-        puts += puts == 0 || segment.dst != end;
+        puts += puts == 0 || segment.dst != end || segment.nbytes >= gathered_below;
         end = segment.dst + segment.nbytes;
         nbytes += segment.nbytes;
     }
-    return puts >= kFewPuts && nbytes / puts < below;
+    return puts >= kFewPuts && nbytes / puts < (nbytes < kManyRuns ? below : kLonger * below);
 }
 
 void Grants::take(const Grant &grant) {

@@ -64,9 +64,9 @@ constexpr std::uint64_t list_bytes(std::size_t segments) { return 8 + 16 * segme
 // Write the list of the segments' destinations, and their bytes, from `to` on. Returns how many bytes that were.
 std::uint64_t pack(std::uint64_t to, std::span<const Segment> segments);
 
-// Whether there are so many puts, of less than `below` on average, that a run is faster; segments whose destinations
-// touch are one put.
-bool is_worth_scattering(std::span<const Segment> segments, std::uint64_t below);
+// Whether there are so many puts, of less than `below` on average, that a run is faster, or in a long transfer less than
+// 16 times that; segments of less than `gathered_below` whose destinations touch are one put.
+bool is_worth_scattering(std::span<const Segment> segments, std::uint64_t gathered_below, std::uint64_t below);
 
 // The writer's side: which slots it has of whom.
 class Grants {
