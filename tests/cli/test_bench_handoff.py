@@ -47,3 +47,13 @@ def test_a_prompt_that_the_model_has_no_positions_for_is_refused(tiny_llama):
 
     assert result.exit_code == 2
     assert "the model has 2048 positions, 4104 are asked for" in result.stderr
+
+
+def test_a_prompt_that_the_configured_workers_would_not_take_is_refused_before_they_are_started(tiny_llama, tmp_path):
+    config = tmp_path / "engine.yaml"
+    config.write_text("max_seq_len: 40\n")
+
+    result = run("--model", tiny_llama, "--prompt-tokens", 100, "--config", config)
+
+    assert result.exit_code == 2
+    assert "'max_seq_len' is 40, and 108 tokens are asked for" in result.stderr

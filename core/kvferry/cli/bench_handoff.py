@@ -105,8 +105,14 @@ def _settings(
     """The workers' configuration, and the backend that it comes to. Raises ConfigError, BackendUnavailableError."""
     from kvferry.cli.demo import buildable_plan, demo_settings
     from kvferry.config import load_engine_args, parse_engine_args
+    from kvferry_plugins.errors import ConfigError
 
     args = load_engine_args(config) if config else parse_engine_args({})
+    if args.max_seq_len is not None and longest > args.max_seq_len:
+        raise ConfigError(
+            f"'max_seq_len' is {args.max_seq_len}, and {longest} tokens are asked for; raise it, or leave it out",
+            setting="max_seq_len",
+        )
     settings = demo_settings(args, backend, runtime)
     memory = settings["kv_cache_config"]
     if config is None:
