@@ -175,6 +175,24 @@ def test_cancelled_beats_failed():
     assert isinstance(network.ranks[1].events[0].error, TransferCancelledError)
 
 
+def test_a_rank_whose_own_part_is_complete_may_still_cancel_while_others_are_at_it():
+    network = Network(3)
+    for rank in network.ranks:
+        rank.begin()
+    network.ranks[1].end("completed")
+    network.settle()
+    for _ in range(2):
+        error = TransferCancelledError("cancelled here")
+        network.ranks[1].council.revoke(Role.GENERATION, 7, "cancelled", error)
+        network.ranks[1].council.revoke(Role.GENERATION, 8, "cancelled", error)
+    network.settle()
+    assert network.outcomes() == [["cancelled"]] * 3
+    assert str(network.ranks[1].events[0].error) == "cancelled here"
+    assert network.ranks[0].shared.counters["doubled_reports"] == 0
+    network.ranks[1].council.revoke(Role.GENERATION, 7, "cancelled", error)
+    assert network.outcomes() == [["cancelled"]] * 3
+
+
 def test_an_engine_that_is_behind_hears_the_verdict_when_it_begins():
     network = Network(2)
     network.ranks[0].begin()
@@ -189,7 +207,7 @@ def test_an_engine_that_is_behind_hears_the_verdict_when_it_begins():
     assert network.ranks[1].council.dump()["told_early"] == 0
 
 
-@pytest.mark.parametrize("outcome", ["completed", "failed", ABSENT])
+@pytest.mark.parametrize("outcome", ["completed", ABSENT])
 def test_a_late_report_and_a_doubled_one_are_counted_and_change_nothing(outcome):
     network = Network(2)
     first, second = network.ranks

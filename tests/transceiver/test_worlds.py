@@ -214,6 +214,22 @@ def test_a_cancellation_on_one_generation_rank_cancels_everywhere(run, rank):
     assert all(isinstance(event.error, TransferCancelledError) for event in events)
 
 
+@pytest.mark.parametrize("by", ["context", "generation"])
+def test_a_request_of_which_one_part_is_complete_can_still_be_cancelled(run, by):
+    pair = run(shape(2), shape(1), scripts={(Role.CONTEXT, 1): [Hold()]})
+    request, received = start_one(pair)
+    pair.receive(received)
+    pair.respond(request)
+    wait_until(lambda: pair.context[0].transceiver.status_dump()["verdicts"]["waiting"])
+    wait_until(lambda: pair.context[1].agent.counters.in_flight)
+    if by == "context":  # on the rank whose part is over
+        pair.context[0].transceiver.cancel_request(request)
+    else:
+        pair.generation[0].transceiver.cancel_request(received)
+    pair.context[1].agent.release()
+    assert outcomes(pair, Role.CONTEXT) == outcomes(pair, Role.GENERATION) == {"cancelled"}
+
+
 def test_a_write_that_fails_on_one_context_rank_fails_everywhere(run):
     pair = run(shape(2), shape(2), scripts={(Role.CONTEXT, 1): [FailPost()], (Role.CONTEXT, 0): [Hold()]})
     request, received = start_one(pair)

@@ -108,9 +108,11 @@ class ContextSide:
     def cancel(self, request_id: int, reason: str = "") -> None:
         """End a send from this side; the peer hears why."""
         send = self._sends.get(request_id)
-        if send is not None and not send.final:
+        error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
+        if send is None or send.final:
+            self._council.revoke(Role.CONTEXT, request_id, "cancelled", error)
+        else:
             send.reason = reason[:MAX_REASON_CHARACTERS]
-            error = TransferCancelledError(f"request {request_id} was cancelled here", request_id=request_id)
             self._ends.settle(send, SendState.CANCELLED, error)
 
     def stop(self, subject: Subject, outcome: Outcome, error: KvferryError) -> bool:
@@ -259,6 +261,8 @@ class ContextSide:
         attempt = send.attempt if send is not None else None
         part = attempt.part_of(link) if attempt is not None and link is not None and attempt.key == key else None
         if send is None or part is None or link is None:
+            if send is None and self._others.was_over_with(key):
+                self._revoke(cancel)
             self._others.cancel(address, key)
             self._shared.send(address, Cancelled(key=key))
             return
@@ -267,12 +271,14 @@ class ContextSide:
             self._ends.bury_if_quiet(send)
         elif attempt is not None and attempt.lost:
             self._ends.forget_if_quiet(send, attempt)
-        elif cancel.failed:
-            failure = TransferError(f"{key} failed at another rank of the generation worker, or for another of ours")
-            self._ends.settle(send, SendState.FAILED, failure)
         else:
-            error = TransferCancelledError(f"{key} was cancelled by the generation worker", request_id=send.request_id)
-            self._ends.settle(send, SendState.CANCELLED, error)
+            outcome, error = _given_up(cancel)
+            self._ends.settle(send, SendState.FAILED if outcome == "failed" else SendState.CANCELLED, error)
+
+    def _revoke(self, cancel: Cancel) -> None:
+        """The part of this rank is complete, but the request is not, and never will be."""
+        outcome, error = _given_up(cancel)
+        self._council.revoke(Role.CONTEXT, cancel.key.request, outcome, error)
 
     def _part(self, key: Key, address: Address) -> tuple[Send, Attempt, Delivery] | tuple[None, None, None]:
         """What a message is about, if it comes from the rank that asked."""
@@ -427,3 +433,12 @@ class ContextSide:
 
 def _is_delivered_in_part(attempt: Attempt) -> bool:
     return any(part.delivered for part in attempt.parts.values())
+
+
+def _given_up(cancel: Cancel) -> tuple[Outcome, TransferError]:
+    """What a generation worker's CANCEL makes of a request."""
+    key = cancel.key
+    if cancel.failed:
+        message = f"{key} failed at another rank of the generation worker, or for another of ours"
+        return "failed", TransferError(message, request_id=key.request)
+    return "cancelled", TransferCancelledError(f"{key} was cancelled by the generation worker", request_id=key.request)

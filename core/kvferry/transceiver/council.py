@@ -94,6 +94,13 @@ class Council:
             if told is None:  # else "absent" was said of it, and the verdict is under way
                 self._say(Ended(subject, event.outcome, str(event.error or "")[:4000]))
 
+    def revoke(self, role: Role, request_id: int, outcome: Outcome, error: KvferryError) -> None:
+        """A request that has ended well here, but is not decided, is to end otherwise on all ranks."""
+        for subject, event in list(self._waiting.items()):
+            if (subject.role, subject.request) == (role.value, request_id) and _weighs(outcome, event.outcome):
+                self._waiting[subject] = replace(event, outcome=outcome, error=error, blocks=0, aux=b"")
+                self._say(Ended(subject, outcome, str(error)[:4000]))
+
     def objection(self, session: Session) -> tuple[Outcome, KvferryError] | None:
         """Why a request that begins here is over already, if it is."""
         if self._alone:
@@ -180,7 +187,7 @@ class Council:
             self._tell(rank, decided)
             return
         case = self._cases.setdefault(ended.subject, Case(self._shared.now() + self._patience))
-        if rank in case.reports:
+        if rank in case.reports and not _weighs(ended.outcome, case.reports[rank][0]):
             self._shared.counters["doubled_reports"] += 1
             return
         case.reports[rank] = (ended.outcome, ended.reason)
@@ -274,6 +281,11 @@ class Council:
             "told_early": len(self._told),
             "verdicts": dict(self._verdicts),
         }
+
+
+def _weighs(outcome: str, former: str) -> bool:
+    """Whether an outcome overrules a former one of the same rank."""
+    return _WEIGHT[outcome] > _WEIGHT[former] > _WEIGHT[ABSENT]
 
 
 def _remember(known: OrderedDict[Subject, Verdict], subject: Subject, verdict: Verdict) -> None:

@@ -84,10 +84,12 @@ class GenerationSide:
     def cancel(self, request_id: int, reason: str = "") -> None:
         """End a receive from this side; the blocks stay in the ledger until no write can come."""
         receive = self._by_request.get(request_id)
-        if receive is not None and not receive.final:
-            error = TransferCancelledError(
-                f"request {request_id} was cancelled here" + (f": {reason}" if reason else ""), request_id=request_id
-            )
+        error = TransferCancelledError(
+            f"request {request_id} was cancelled here" + (f": {reason}" if reason else ""), request_id=request_id
+        )
+        if receive is None or receive.final:
+            self._council.revoke(Role.GENERATION, request_id, "cancelled", error)
+        else:
             self._ends.settle(receive, ReceiveState.CANCELLED, error)
 
     def stop(self, subject: Subject, outcome: Outcome, error: KvferryError) -> bool:

@@ -62,6 +62,11 @@ class RequestsNotLive:
         tombstone = self._tombstones.get(request_id)
         return tombstone if tombstone is not None and hmac.compare_digest(tombstone.token, token) else None
 
+    def was_over_with(self, key: Key) -> bool:
+        """Whether that attempt was the last of a request that ended."""
+        tombstone = self._tombstones.get(key.request)
+        return tombstone is not None and tombstone.key == key
+
     # --- cancelled before its TABLE was accepted -----------------------------------------------------------------
 
     def cancel(self, address: Address, key: Key) -> None:
