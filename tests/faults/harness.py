@@ -210,6 +210,12 @@ def is_drained(worker: Child) -> bool:
     return not ledger["entries"]
 
 
+def has_no_part(worker: Child, request: int) -> bool:
+    """Whether the ledger knows nothing of a request; others may be in quarantine."""
+    entries = worker.ask("status", timeout=5)["ledger"]["entries"]
+    return not any(entry["request_id"] == request for entry in entries)
+
+
 def prepare(cast: Cast, context: Child, generation: Child, *, blocks: int = BLOCKS) -> tuple[int, dict[str, Any]]:
     """One request with blocks on both sides: filled here, poisoned there. Returns its id and its parameters."""
     request = cast.next_request()
@@ -237,7 +243,7 @@ def hand_over(cast: Cast, context: Child, generation: Child, *, blocks: int = 64
         if all(outcome["outcome"] == "completed" for outcome in outcomes):
             return request
         assert any(outcome["error"] == "TransferTimeoutError" for outcome in outcomes), outcomes
-        until(lambda: is_drained(generation), seconds=10, what="the end of what came late")
+        until(lambda number=request: has_no_part(generation, number), seconds=10, what="the end of what came late")
         generation.ask("free", request=request)
         late.append(outcomes)
     raise AssertionError(late)
