@@ -56,12 +56,12 @@ class GenerationSide:
     @property
     def busy(self) -> bool:
         """Whether a writer may be writing now, so that this side must make progress."""
-        return any(
-            part.state is ReceiveState.RECEIVING
-            for receive in self._receives.values()
-            if not receive.final
-            for part in receive.parts.values()
-        )
+        for receive in self._receives.values():  # asked at every step of the loop
+            if receive.end is None:
+                for part in receive.parts.values():
+                    if part.state is ReceiveState.RECEIVING:
+                        return True
+        return False
 
     # --- what the engine asks ------------------------------------------------------------------------------------
 

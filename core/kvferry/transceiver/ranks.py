@@ -258,7 +258,7 @@ class Ranks:
 
     def hear(self, address: Address) -> None:
         """Note that a rank said something."""
-        rank = self.rank_of(address)
+        rank = self.rank_of(address) if self._addresses else None
         if rank is not None:
             self._heard[rank] = self._shared.now()
 
