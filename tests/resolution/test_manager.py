@@ -1,5 +1,7 @@
 import pytest
 
+from kvferry.checkpoint import load_model_spec
+from kvferry.dispatcher import resolve
 from kvferry.registry.load import load_registry
 from kvferry.registry.toggles import Toggles, flag_layers
 from kvferry.testing import isolated_registry
@@ -105,3 +107,19 @@ def test_a_manager_that_nobody_provides_is_an_error_that_says_who_might():
 def test_a_registry_with_nothing_built_in_has_no_manager(planned):
     with pytest.raises(ConfigError, match="V1"):
         planned({}, registry=isolated_registry(builtin=False))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next", "lfm2"])
+def test_a_manager_without_a_place_for_a_layer_is_refused_before_anything_is_built(tiny_checkpoint, name):
+    model = load_model_spec(tiny_checkpoint(name))
+
+    with pytest.raises(ConfigError, match="it holds keys and values of equal layers only"):
+        resolve(asked(False), model=model, registry=isolated_registry(), environ={})
+
+    assert resolve(asked(True), model=model, registry=isolated_registry(), environ={})
+
+
+def test_windows_beside_full_layers_fit_into_one_pool(tiny_checkpoint):
+    model = load_model_spec(tiny_checkpoint("gemma3"))
+
+    assert resolve({}, model=model, registry=isolated_registry(), environ={}).manager == "V1"

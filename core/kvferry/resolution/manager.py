@@ -11,6 +11,7 @@ from kvferry.resolution.backend import BackendChoice
 from kvferry.resolution.defaults import not_asked
 from kvferry.resolution.ranking import Ranked, rank_opinions, rank_providers
 from kvferry.resolution.runtime import RuntimeChoice
+from kvferry.resolution.shape import cannot_hold, known_geometry
 from kvferry.resolution.vocabulary import MANAGER, MANAGER_NAMES
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.types import Candidate, Decision, ManagerKind
@@ -46,7 +47,7 @@ def choose_manager(question: ManagerQuestion) -> ManagerChoice:
     """Decide the manager.
 
     Raises:
-        ConfigError: the transceiver cannot drive it, or no active plugin provides it.
+        ConfigError: the transceiver cannot drive it, it has no place for a layer, or no active plugin provides it.
         PluginConflictError: plugins of one rank disagree.
     """
     configured = question.args.kv_cache_config.use_kv_cache_manager_v2
@@ -57,7 +58,20 @@ def choose_manager(question: ManagerQuestion) -> ManagerChoice:
     if configured == "auto":
         model = question.architecture or "unknown model"
         log = (f"Resolved use_kv_cache_manager_v2='auto' to {decision.value} for {model}.",)
-    return ManagerChoice(decision, name, _provider(question, name), log)
+    provider = _provider(question, name)
+    _require_place(question, provider.value)
+    return ManagerChoice(decision, name, provider, log)
+
+
+def _require_place(question: ManagerQuestion, kind: ManagerKind) -> None:
+    """Refuse a manager that has no place for one of the model's layers."""
+    reason = cannot_hold(kind, known_geometry(question.model))
+    if reason is not None:
+        raise ConfigError(
+            f"manager {kind.name} cannot serve {question.architecture or 'this model'}: {reason}; "
+            f"set {MANAGER} to true",
+            setting=MANAGER,
+        )
 
 
 def _explicit(question: ManagerQuestion, configured: bool) -> Decision:
