@@ -95,7 +95,7 @@ class CacheTransceiverConfig(Section):
     kv_transfer_shared_memory: bool = True
     """Under ``CPP``, write to a peer of the same host by copying to its pool, which lies in shared memory."""
     kv_transfer_threads: Positive | None = None
-    """Threads that copy at once to such a pool; null = two, where the machine has more than two cores, else one."""
+    """Threads that copy at once to such a pool; null = two, where there is more than one core."""
 
 
 class PeerConfig(Section):

@@ -62,7 +62,7 @@ bool reads_within(const RegionTable &memory, const Transfer &transfer) {
 }
 
 std::size_t helpers(const EngineOptions &options) {
-    const std::size_t automatic = std::thread::hardware_concurrency() > 2 ? 2 : 1;
+    const std::size_t automatic = std::thread::hardware_concurrency() > 1 ? 2 : 1;
     const std::size_t wanted = options.copy_threads > 0 ? options.copy_threads : automatic;
     return wanted - std::min(wanted, options.lanes);
 }

@@ -29,7 +29,7 @@ struct EngineOptions {
     std::chrono::microseconds spin{50};
     // Write by copying where the peer is of this host and its memory can be mapped; the transport is for the rest.
     bool map_peers = true;
-    // Threads that copy at once, lanes among them; 0 = two, where the machine has more than two cores, else one.
+    // Threads that copy at once, lanes among them; 0 = two, where there is more than one core.
     std::size_t copy_threads = 0;
     // For the transport.
     Options transport;
