@@ -283,6 +283,12 @@ class ModelGeometry:
             roles, window=self.windows[position], head_start=self.head_start, total_heads=self.total_heads
         )
 
+    def odd_layer(self) -> int | None:
+        """Position of the first layer that keeps anything but keys and values of the heads above; None = all do."""
+        usual = tuple(RoleShape(name, self.kv_heads, self.head_dim) for name in ("key", "value"))
+        shapes = enumerate(map(self.shape, range(self.num_layers)))
+        return next((at for at, each in shapes if (each.kind, each.roles) != ("attention", usual)), None)
+
 
 @dataclass(frozen=True, slots=True)
 class ManagerSpec:

@@ -13,7 +13,7 @@ from kvferry.cache.prefix_pool import PrefixPool
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.kv_cache import CacheStatistics, KVCacheManager
 from kvferry_plugins.layout import BlockIds, KvLayout, LayerGroup, Pool, dense_pool
-from kvferry_plugins.types import ManagerSpec, ModelGeometry, RoleShape
+from kvferry_plugins.types import ManagerSpec, ModelGeometry
 
 if TYPE_CHECKING:
     import torch
@@ -177,16 +177,15 @@ def _only_table(tables: Sequence[BlockIds]) -> BlockIds:
 
 
 def _require_one_shape(geometry: ModelGeometry) -> None:
-    usual = tuple(RoleShape(name, geometry.kv_heads, geometry.head_dim) for name in ("key", "value"))
-    for position in range(geometry.num_layers):
-        shape = geometry.shape(position)
-        if (shape.kind, shape.roles) != ("attention", usual):
-            raise ConfigError(
-                "KVCacheManagerV1 holds keys and values of equal layers only, but layer "
-                f"{geometry.first_layer + position} keeps {', '.join(role.name for role in shape.roles)} "
-                f"({shape.kind}); set kv_cache_config.use_kv_cache_manager_v2: true",
-                setting="kv_cache_config.use_kv_cache_manager_v2",
-            )
+    odd = geometry.odd_layer()
+    if odd is not None:
+        shape = geometry.shape(odd)
+        raise ConfigError(
+            "KVCacheManagerV1 holds keys and values of equal layers only, but layer "
+            f"{geometry.first_layer + odd} keeps {', '.join(role.name for role in shape.roles)} "
+            f"({shape.kind}); set kv_cache_config.use_kv_cache_manager_v2: true",
+            setting="kv_cache_config.use_kv_cache_manager_v2",
+        )
 
 
 def _group(spec: ManagerSpec) -> LayerGroup:

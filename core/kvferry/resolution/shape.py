@@ -3,7 +3,7 @@
 import contextlib
 
 from kvferry.checkpoint import ModelSpec, model_geometry
-from kvferry_plugins.types import ManagerKind, ModelGeometry, RoleShape
+from kvferry_plugins.types import ManagerKind, ModelGeometry
 
 
 def known_geometry(model: ModelSpec | None) -> ModelGeometry | None:
@@ -19,10 +19,9 @@ def cannot_hold(kind: ManagerKind, geometry: ModelGeometry | None) -> str | None
     """Say which layer a manager of one uniform pool has no place for; None where there is none, or nobody knows."""
     if kind.layer_groups or geometry is None:
         return None
-    usual = tuple(RoleShape(name, geometry.kv_heads, geometry.head_dim) for name in ("key", "value"))
-    for position in range(geometry.num_layers):
-        shape = geometry.shape(position)
-        if (shape.kind, shape.roles) != ("attention", usual):
-            kept = ", ".join(role.name for role in shape.roles)
-            return f"it holds keys and values of equal layers only, but layer {position} keeps {kept} ({shape.kind})"
-    return None
+    odd = geometry.odd_layer()
+    if odd is None:
+        return None
+    shape = geometry.shape(odd)
+    kept = ", ".join(role.name for role in shape.roles)
+    return f"it holds keys and values of equal layers only, but layer {odd} keeps {kept} ({shape.kind})"
