@@ -3,7 +3,7 @@
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ import yaml
 from kvferry.bench.handoff_client import Router, Timed
 from kvferry.bench.perfetto import TracedRequest
 from kvferry.bench.spans import PARTS, exposed_seconds, seconds_by_part
-from kvferry.demo.processes import WorkerProcess, started
+from kvferry.demo.processes import WorkerProcess, started, worker_arguments
 from kvferry.launch.together import launcher_of
 from kvferry.registry.door import Registry
 from kvferry_plugins.errors import KvferryError
@@ -188,12 +188,11 @@ def _worker(plan: Plan, role: Role, folder: Path, *, pipelined: bool, say: Calla
     }
     config = folder / f"{role.value}-{'pipelined' if pipelined else 'plain'}.yaml"
     config.write_text(yaml.safe_dump(settings))
-    arguments: Sequence[str] = (
-        *("--role", role.value),
-        *("--model", str(plan.folder)),
-        *("--config", str(config)),
-        *("--prefill-chunk", str(plan.prefill_chunk)),
-        *("--drain-seconds", "0"),
-        *plan.plugin_arguments,
+    arguments = worker_arguments(
+        role,
+        folder=plan.folder,
+        config=config,
+        prefill_chunk=plan.prefill_chunk,
+        plugin_arguments=plan.plugin_arguments,
     )
     return WorkerProcess(role.value, arguments, say)

@@ -1,6 +1,5 @@
 """What a router does for one prompt, with the time of every token: prefill here, decode there, or both in one place."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +9,8 @@ from typing import Any
 import httpx
 
 from kvferry.bench.spans import Span, read_spans
-from kvferry.demo.processes import WorkerFailedError, WorkerProcess
+from kvferry.demo.processes import WorkerProcess
+from kvferry.demo.router import stream
 
 ANSWER_SECONDS = 600.0
 
@@ -60,7 +60,7 @@ class Router:
     def aggregated(self, worker: WorkerProcess, prompt: list[int]) -> Timed:
         """One worker does both."""
         began, timed = time.monotonic(), Timed(len(prompt))
-        self._hear(timed, began, self._stream(worker, self._body(prompt)), worker)
+        self._hear(timed, began, stream(self._client, worker, self._body(prompt)), worker)
         return self._finished(timed, began)
 
     def context_first(self, context: WorkerProcess, generation: WorkerProcess, prompt: list[int]) -> Timed:
@@ -68,9 +68,9 @@ class Router:
         began, timed = time.monotonic(), Timed(len(prompt))
         body = self._body(prompt)
         asked = {**body, "disaggregated_params": {"request_type": "context_only"}}
-        params = self._hear(timed, began, self._stream(context, asked), context)
+        params = self._hear(timed, began, stream(self._client, context, asked), context)
         fetched = {**body, "disaggregated_params": {**params, "request_type": "generation_only"}}
-        self._hear(timed, began, self._stream(generation, fetched), generation, first=0)
+        self._hear(timed, began, stream(self._client, generation, fetched), generation, first=0)
         return self._finished(timed, began)
 
     def generation_first(self, context: WorkerProcess, generation: WorkerProcess, prompt: list[int]) -> Timed:
@@ -78,13 +78,13 @@ class Router:
         began, timed = time.monotonic(), Timed(len(prompt))
         body, said = self._body(prompt), Timed(len(prompt))
         wanted = {"request_type": "context_only", "schedule_style": "generation_first"}
-        events = self._stream(context, {**body, "disaggregated_params": wanted})
+        events = stream(self._client, context, {**body, "disaggregated_params": wanted})
         params = next(events)["choices"][0]["disaggregated_params"]
         listener = threading.Thread(target=self._hear, args=(said, began, events, context), name="context-answer")
         listener.start()
         try:
             fetched = {**body, "disaggregated_params": {**params, "request_type": "generation_only"}}
-            self._hear(timed, began, self._stream(generation, fetched), generation)
+            self._hear(timed, began, stream(self._client, generation, fetched), generation)
         finally:
             listener.join()
         timed.seconds[0] = min(timed.seconds[0], *said.seconds)
@@ -97,7 +97,6 @@ class Router:
             "max_tokens": self._max_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
             "timeline": True,
         }
 
@@ -137,26 +136,3 @@ class Router:
     def _finished(self, timed: Timed, began: float) -> Timed:
         timed.spans.insert(0, Span("request", began, began + timed.total, "client"))
         return timed
-
-    def _stream(self, worker: WorkerProcess, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        try:
-            with self._client.stream("POST", f"{worker.http}/v1/completions", json=body) as answer:
-                if answer.status_code != 200:
-                    raise worker.failure(
-                        f"answered {answer.status_code}: {answer.read()[:500].decode(errors='replace')}"
-                    )
-                for line in answer.iter_lines():
-                    data = line.removeprefix("data: ")
-                    if data == "[DONE]":
-                        return
-                    if data:
-                        yield _checked(worker, json.loads(data))
-        except httpx.HTTPError as error:
-            raise worker.failure(f"broke its answer off ({error})") from error
-        raise worker.failure("ended its answer without [DONE]")
-
-
-def _checked(worker: WorkerProcess, event: dict[str, Any]) -> dict[str, Any]:
-    if "error" in event:
-        raise WorkerFailedError(f"the {worker.name} worker stopped half-way: {event['error']['message']}")
-    return event

@@ -65,6 +65,7 @@ def handoff(
     """
     from kvferry.bench.handoff import WAYS, Plan, measure
     from kvferry.bench.perfetto import require_trace, write_trace
+    from kvferry.cli.demo import plugin_arguments
     from kvferry.integrations.checkpoints import find_checkpoint
 
     if trace is not None:
@@ -83,6 +84,7 @@ def handoff(
         prefill_chunk=prefill_chunk,
         vocabulary=_vocabulary(folder, longest),
         seed=seed,
+        plugin_arguments=plugin_arguments(),
     )
     found: list[Measurement] = []
     with _progress(len(lengths) * (rounds + 1) * len(WAYS), quiet=as_json) as (say, step):
@@ -153,11 +155,11 @@ def _progress(total: int, *, quiet: bool) -> Iterator[tuple[Callable[[str], None
 
 
 def _print(plan: "Plan", found: "Sequence[Measurement]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from kvferry.bench.handoff import AGGREGATED, CONTEXT_FIRST, GENERATION_FIRST, MOMENTS, WAYS
     from kvferry.bench.spans import PARTS
+    from kvferry.cli.bench_tables import wide_console
 
     times = Table("prompt", "way", *(f"{moment} ms" for moment in MOMENTS), *(f"{moment} ÷" for moment in MOMENTS))
     times.title = f"what a client waits for, median of {plan.rounds}; ÷ aggregated"
@@ -172,8 +174,7 @@ def _print(plan: "Plan", found: "Sequence[Measurement]") -> None:
             parts = (f"{part * 1e3:.1f}" for part in each.parts(way).values())
             moved = each.rounds[way][0].nbytes / 1e6
             where.add_row(*row, *parts, "–" if exposed is None else f"{exposed * 1e3:.1f}", f"{moved:.1f}")
-    console = Console() if Console().is_terminal else Console(width=132)
-    console.print(times, where)
+    wide_console().print(times, where)
     for each in found:
         plain = ((way, each.exposed_ratio(way)) for way in (CONTEXT_FIRST, GENERATION_FIRST))
         told = " · ".join(f"÷ {way} {ratio:.2f}" for way, ratio in plain if ratio is not None)

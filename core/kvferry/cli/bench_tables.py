@@ -14,7 +14,7 @@ _LOG_WIDTH = 132
 
 def print_transfers(measurements: Sequence[Measurement]) -> None:
     """Print throughputs, where the time goes, and single blocks: for each measurement in turn."""
-    console = _console()
+    console = wide_console()
     for found in measurements:
         console.print(_throughputs(found), _parts(found), _one_block(found), "")
 
@@ -60,7 +60,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / unit:g} {name}"
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """Where nobody watches, lines are as long as the tables need."""
     console = Console()
     return console if console.is_terminal else Console(width=_LOG_WIDTH)
@@ -76,4 +76,4 @@ def print_gil(measurements: Sequence[GilMeasurement]) -> None:
         for kind, what in (("stream", in_flight), ("single", "one at a time")):
             rates = (f"{found.rate(kind, place):.2f}" for place in PLACES)
             table.add_row(str(plan.pairing), what, *rates, f"{found.ratio(kind):.2f}")
-    _console().print(table)
+    wide_console().print(table)

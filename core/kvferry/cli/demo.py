@@ -112,7 +112,7 @@ def demo(
         max_tokens=max_tokens,
         prefill_chunk=prefill_chunk or default_prefill_chunk(plan),
         style=style,
-        plugin_arguments=_plugin_arguments(),
+        plugin_arguments=plugin_arguments(),
     )
     results = run_demo(options, registry, _speaker(quiet=as_json))
     equal = all(result.equal for result in results)
@@ -208,7 +208,7 @@ def demo_settings(
     return {**settings, "cache_transceiver_config": transceiver, "kv_cache_config": memory}
 
 
-def _plugin_arguments() -> tuple[str, ...]:
+def plugin_arguments() -> tuple[str, ...]:
     """The options about plugins as they were given, for the workers."""
     given = click.get_current_context().params
     arguments = [argument for name in given.get("flags", ()) for argument in ("-p", name)]

@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from kvferry.launch.process import Process, describe_status, end_with_parent
 from kvferry.launch.together import Launcher, Order, World
 from kvferry_plugins.errors import KvferryError
+from kvferry_plugins.types import Role
 
 READY_SECONDS = 600.0
 STOP_SECONDS = 5.0
@@ -166,6 +168,20 @@ class WorkerProcess:
 def worker_environ() -> dict[str, str]:
     """The environment of a worker."""
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def worker_arguments(
+    role: Role, *, folder: Path, config: Path, prefill_chunk: int, plugin_arguments: Sequence[str]
+) -> Sequence[str]:
+    """The arguments of a worker that serves nobody else."""
+    return (
+        *("--role", role.value),
+        *("--model", str(folder)),
+        *("--config", str(config)),
+        *("--prefill-chunk", str(prefill_chunk)),
+        *("--drain-seconds", "0"),
+        *plugin_arguments,
+    )
 
 
 @contextlib.contextmanager

@@ -67,12 +67,14 @@ def ask(
     texts: list[str] = []
     tokens: list[int] = []
     handoff: dict[str, Any] = {}
-    for chunk in _stream(generation, {**body, "prompt": prompt_ids, "disaggregated_params": params}):
-        first = first if first is not None else time.monotonic() - started
-        texts.append(chunk["choices"][0]["text"])
-        tokens.extend(chunk["choices"][0]["token_ids"])
-        on_text(texts[-1])
-        handoff = chunk.get("kvferry", {}).get("handoff", handoff)
+    fetched = {**body, "prompt": prompt_ids, "disaggregated_params": params}
+    with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
+        for chunk in stream(client, generation, fetched):
+            first = first if first is not None else time.monotonic() - started
+            texts.append(chunk["choices"][0]["text"])
+            tokens.extend(chunk["choices"][0]["token_ids"])
+            on_text(texts[-1])
+            handoff = chunk.get("kvferry", {}).get("handoff", handoff)
     return Answered(
         prompt=prompt,
         prompt_token_ids=tuple(prompt_ids),
@@ -98,13 +100,15 @@ def _post(worker: WorkerProcess, body: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _stream(worker: WorkerProcess, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a streamed answer, up to ``[DONE]``."""
+def stream(client: httpx.Client, worker: WorkerProcess, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a streamed answer, up to ``[DONE]``.
+
+    Raises:
+        ConfigError: the request cannot be served.
+        WorkerFailedError: the worker is gone, or says an error.
+    """
     try:
-        with (
-            httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client,
-            client.stream("POST", f"{worker.http}/v1/completions", json={**body, "stream": True}) as answer,
-        ):
+        with client.stream("POST", f"{worker.http}/v1/completions", json={**body, "stream": True}) as answer:
             if answer.status_code != 200:
                 raise _said(worker, answer.status_code, answer.read())
             for line in answer.iter_lines():

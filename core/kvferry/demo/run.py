@@ -2,14 +2,15 @@
 
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kvferry.demo.processes import WorkerProcess, started
+from kvferry.demo.processes import WorkerProcess, started, worker_arguments
 from kvferry.demo.progress import progress_view
 from kvferry.demo.reference import Reference, reference_engine
 from kvferry.demo.report import Compared
@@ -93,10 +94,14 @@ def _running(options: DemoOptions, registry: Registry) -> Iterator[tuple[WorkerP
         config = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-demo-"))) / CONFIG_NAME
         config.write_text(_yaml(options.settings))
         with progress_view() as view:
-            workers = [
-                WorkerProcess(role.value, _arguments(role, config, options), view.say)
-                for role in (Role.CONTEXT, Role.GENERATION)
-            ]
+            arguments = partial(
+                worker_arguments,
+                folder=options.folder,
+                config=config,
+                prefill_chunk=options.prefill_chunk,
+                plugin_arguments=options.plugin_arguments,
+            )
+            workers = [WorkerProcess(role.value, arguments(role), view.say) for role in (Role.CONTEXT, Role.GENERATION)]
             wait_ready = stack.enter_context(started(workers, launcher_of(options.backend, registry)))
             reference = stack.enter_context(
                 reference_engine(
@@ -110,17 +115,6 @@ def _running(options: DemoOptions, registry: Registry) -> Iterator[tuple[WorkerP
             wait_ready()
         context, generation = workers
         yield context, generation, reference
-
-
-def _arguments(role: Role, config: Path, options: DemoOptions) -> Sequence[str]:
-    return (
-        *("--role", role.value),
-        *("--model", str(options.folder)),
-        *("--config", str(config)),
-        *("--prefill-chunk", str(options.prefill_chunk)),
-        *("--drain-seconds", "0"),  # nobody else is served
-        *options.plugin_arguments,
-    )
 
 
 def _yaml(settings: dict[str, Any]) -> str:
