@@ -317,26 +317,28 @@ def slide_over(manager, request: int, tokens: int) -> None:
     manager.free(request)
 
 
-def test_what_slid_out_of_a_window_is_evicted_before_anything_else(make_windowed):
+@pytest.fixture
+def slid_over(make_windowed):
+    """A manager that knew a prompt, and computed so much after it that the prompt's window blocks had to go."""
     manager = make_windowed(tokens=4096, window=4)
     prompt = list(range(16))
     manager.allocate(1, 16, prompt)
     compute(manager, 1, prompt, 0)
     manager.free(1)
     slide_over(manager, 2, 1300)
+    return manager, prompt
+
+
+def test_what_slid_out_of_a_window_is_evicted_before_anything_else(slid_over):
+    manager, prompt = slid_over
     assert manager.statistics(WINDOW).evicted > 12
     assert manager.statistics(FULL).evicted == 0
     assert manager.allocate(3, 17, prompt) == 16
     verify(manager, 3, prompt, 16)
 
 
-def test_an_evicted_block_of_a_window_makes_the_prefix_shorter_until_it_is_computed_again(make_windowed):
-    manager = make_windowed(tokens=4096, window=4)
-    prompt = list(range(16))
-    manager.allocate(1, 16, prompt)
-    compute(manager, 1, prompt, 0)
-    manager.free(1)
-    slide_over(manager, 2, 1300)
+def test_an_evicted_block_of_a_window_makes_the_prefix_shorter_until_it_is_computed_again(slid_over):
+    manager, prompt = slid_over
     assert manager.allocate(4, 16, prompt, max_cached_tokens=15) == 0
     compute(manager, 4, prompt, 0)
     manager.free(4)

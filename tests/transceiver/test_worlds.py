@@ -184,14 +184,20 @@ def parts(transceiver: Any) -> list[dict[str, Any]]:
 # --- outcomes that agree -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_cancellation_on_one_context_rank_cancels_everywhere(run, rank):
+def held_in_mid_write(run):
+    """Two ranks a side, and a request of which every context rank has posted what does not end yet."""
     pair = run(shape(2), shape(2), scripts={(Role.CONTEXT, n): [Hold()] for n in (0, 1)})
     request, received = start_one(pair)
     pair.receive(received)
     pair.respond(request)
     for each in pair.context:
         wait_until(lambda each=each: each.agent.counters.in_flight)
+    return pair, request, received
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_cancellation_on_one_context_rank_cancels_everywhere(run, rank):
+    pair, request, _ = held_in_mid_write(run)
     pair.context[rank].transceiver.cancel_request(request)
     for each in pair.context:
         each.agent.release()
@@ -200,12 +206,7 @@ def test_a_cancellation_on_one_context_rank_cancels_everywhere(run, rank):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_cancellation_on_one_generation_rank_cancels_everywhere(run, rank):
-    pair = run(shape(2), shape(2), scripts={(Role.CONTEXT, n): [Hold()] for n in (0, 1)})
-    request, received = start_one(pair)
-    pair.receive(received)
-    pair.respond(request)
-    for each in pair.context:
-        wait_until(lambda each=each: each.agent.counters.in_flight)
+    pair, _, received = held_in_mid_write(run)
     pair.generation[rank].transceiver.cancel_request(received)
     for each in pair.context:
         each.agent.release()
