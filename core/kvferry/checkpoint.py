@@ -64,7 +64,7 @@ def model_geometry(
         ConfigError: a field is missing and has no fallback, holds no positive integer, or names a kind of layer whose
             cache kvferry does not know.
     """
-    text = _language_model(pretrained_config)
+    text = language_model(pretrained_config)
     layers = positive(text, "num_hidden_layers", "n_layer", "num_layers")
     shapes = _narrowed(layer_shapes(text, layers), max_attention_window)
     tokens = next((shape for shape in shapes if shape.kind != "state"), shapes[0])
@@ -110,7 +110,8 @@ def _first_architecture(config: Mapping[str, Any], file: Path) -> str | None:
     return architectures[0] or None
 
 
-def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a ``config.json`` that describes the language model: of a multimodal checkpoint a section of it."""
     for name in ("text_config", "llm_config", "language_config"):
         nested = config.get(name)
         if isinstance(nested, Mapping):

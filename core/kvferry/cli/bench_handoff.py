@@ -126,11 +126,10 @@ def _settings(
 
 def _vocabulary(folder: Path, longest: int) -> int:
     """Size of the model's vocabulary. Raises ConfigError for a prompt that it has no positions for."""
-    from kvferry.checkpoint import load_model_spec
+    from kvferry.checkpoint import language_model, load_model_spec
     from kvferry_plugins.errors import ConfigError
 
-    pretrained = load_model_spec(folder).pretrained_config or {}
-    text = pretrained.get("text_config") or pretrained
+    text = language_model(load_model_spec(folder).pretrained_config or {})
     positions = text.get("max_position_embeddings")
     if isinstance(positions, int) and longest > positions:
         raise ConfigError(f"the model has {positions} positions, {longest} are asked for", setting="--prompt-tokens")
