@@ -112,7 +112,7 @@ def test_hand_offs_alternate_with_every_raw_tool_and_a_memcpy(tmp_path):
     assert "CPP over UCX" in chart.read_text()
 
 
-def test_the_spinner_is_measured_in_both_places_with_python_over_nixl_beside():
+def test_the_spinner_is_measured_in_both_places_and_without_the_lock_with_python_over_nixl_beside():
     found = answer("gil", *SMALL, "--backend", "UCX", "--hand-offs", "3", "--window", "2")
     asked, beside = found["gil"]
     assert (asked["runtime"], asked["backend"]) == ("CPP", "UCX")
@@ -120,6 +120,7 @@ def test_the_spinner_is_measured_in_both_places_with_python_over_nixl_beside():
     for kind in ("stream", "single"):
         rates = asked[kind]["gigabytes_per_second"]
         assert asked[kind]["ratio"] == pytest.approx(rates["same process"] / rates["other process"])
+        assert asked[kind]["ratio_to_control"] == pytest.approx(rates["same process"] / rates["same process, no lock"])
 
 
 def test_idle_shares_are_told_by_pair_and_role():

@@ -1,6 +1,7 @@
 """``kvferry bench gil``: what a Python thread that spins in the sender's process costs, against one in another process.
 
-Both take a core; only the first takes the interpreter's lock from the sender.
+Both take a core; only the first takes the interpreter's lock from the sender. The control is a thread of the sender's
+process that takes a core and no lock: what it costs against the other process is the scheduler's, not the lock's.
 """
 
 import time
@@ -15,8 +16,9 @@ from kvferry.bench.pair import Pair, Workers, completed, workers
 from kvferry.bench.pairings import Pairing
 from kvferry.bench.processes import Child
 
-PLACES = ("same process", "other process")
-"""Where the spinner is: the sender's process, or one of its own."""
+HERE, ELSEWHERE, CONTROL = "same process", "other process", "same process, no lock"
+PLACES = (HERE, ELSEWHERE, CONTROL)
+"""Where the spinner is: the sender's process, or one of its own; and whether it wants the interpreter's lock."""
 
 STREAM, SINGLE = "stream", "single"
 
@@ -59,10 +61,9 @@ class Measurement:
     )
     """``stream`` or ``single`` → place of the spinner → seconds."""
 
-    def ratio(self, kind: str) -> float:
-        """Throughput with the spinner in the sender's process ÷ with it in another one."""
-        here, elsewhere = (self.series[kind][place].median for place in PLACES)
-        return elsewhere / here
+    def ratio(self, kind: str, to: str = ELSEWHERE) -> float:
+        """Throughput with the spinner in the sender's process ÷ with it at ``to``."""
+        return self.series[kind][to].median / self.series[kind][HERE].median
 
     def rate(self, kind: str, place: str) -> float:
         """GB/s, 10⁹ bytes."""
@@ -77,6 +78,7 @@ class Measurement:
                 "gigabytes_per_second": {place: self.rate(kind, place) for place in PLACES},
                 "median_seconds": {place: series.median for place, series in places.items()},
                 "ratio": self.ratio(kind),
+                "ratio_to_control": self.ratio(kind, CONTROL),
             }
             for kind, places in self.series.items()
         }
@@ -103,12 +105,13 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> Measurement:
     found = Measurement(plan)
     pools = workers(plan.pairing, blocks=plan.slots * plan.blocks, block_bytes=plan.nbytes // plan.blocks)
     with pools as sides, Child("kvferry.bench.spinner", name="spinner") as spinner:
-        stream, spinners = _Stream(sides, plan), dict(zip(PLACES, (sides.context, spinner), strict=True))
+        stream = _Stream(sides, plan)
+        spinners = {HERE: sides.context, ELSEWHERE: spinner, CONTROL: sides.context}
         for number in range(plan.rounds + 1):
             progress(f"round {number} of {plan.rounds}" if number else "warming up")
             for kind, count in ((STREAM, plan.hand_offs), (SINGLE, 1)):
                 for place, child in spinners.items():
-                    seconds = stream.run(count, child)
+                    seconds = stream.run(count, child, locked=place != CONTROL)
                     if number:
                         found.series[kind][place].seconds.append(seconds)
         stream.compare()
@@ -126,13 +129,13 @@ class _Stream:
         for slot in self._slots:
             self._pair.fill(slot)
 
-    def run(self, count: int, spinner: Child) -> float:
+    def run(self, count: int, spinner: Child, *, locked: bool) -> float:
         """Seconds from the first ``respond_and_send_async`` to the generation side's last completion."""
         context, generation = self._sides.context, self._sides.generation
         requests = [self._pair.share(slot) for slot, _ in zip(cycle(self._slots), range(count), strict=False)]
         generation.tell("stream", requests=requests, window=len(self._slots))
         time.sleep(_TABLES_SECONDS)
-        with _spinning(spinner):
+        with _spinning(spinner, locked):
             sent = context.ask("stream", requests=requests, window=self._plan.window)
             received = generation.answer()
         completed(sent, context, count)
@@ -148,7 +151,7 @@ class _Stream:
 
 
 @contextmanager
-def _spinning(child: Child) -> Iterator[None]:
-    child.ask("spin", on=True)
+def _spinning(child: Child, locked: bool) -> Iterator[None]:
+    child.ask("spin", on=True, locked=locked)
     yield
-    child.ask("spin", on=False)
+    child.ask("spin", on=False, locked=locked)

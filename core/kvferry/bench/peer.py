@@ -256,9 +256,9 @@ class PeerProcess:
         times = os.times()
         return {"cpu": times.user + times.system, "at": time.monotonic()}
 
-    def spin(self, on: bool) -> dict[str, Any]:
-        """Let a Python thread of this process spin, or rest."""
-        self.spinner.turn(on)
+    def spin(self, on: bool, locked: bool) -> dict[str, Any]:
+        """Let a thread of this process spin, or rest; see ``Spinner``."""
+        self.spinner.turn(on, locked=locked)
         return {}
 
     def shutdown(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from kvferry.bench.gil import PLACES
+from kvferry.bench.gil import CONTROL, ELSEWHERE, PLACES
 from kvferry.bench.gil import Measurement as GilMeasurement
 from kvferry.bench.measurement import PARTS, Measurement, Series, labelled
 
@@ -69,11 +69,13 @@ def wide_console() -> Console:
 def print_gil(measurements: Sequence[GilMeasurement]) -> None:
     """Print throughputs by where the spinner was, and their ratio."""
     title = "a Python thread spins in the sender's process, or in another one"
-    table = Table("sender", "hand-offs", *(f"GB/s, {place}" for place in PLACES), "÷", title=title)
+    columns = (*(f"GB/s, {place}" for place in PLACES), "÷ other", "÷ no lock")
+    table = Table("sender", "hand-offs", *columns, title=title)
     for found in measurements:
         plan = found.plan
         in_flight = f"{plan.hand_offs} × {_size(plan.nbytes)}, {plan.window} in flight"
         for kind, what in (("stream", in_flight), ("single", "one at a time")):
             rates = (f"{found.rate(kind, place):.2f}" for place in PLACES)
-            table.add_row(str(plan.pairing), what, *rates, f"{found.ratio(kind):.2f}")
+            ratios = (f"{found.ratio(kind, place):.2f}" for place in (ELSEWHERE, CONTROL))
+            table.add_row(str(plan.pairing), what, *rates, *ratios)
     wide_console().print(table)

@@ -3,7 +3,7 @@
 import sys
 import threading
 
-HURRIED_SECONDS = 0.001
+HURRIED_SECONDS = 0.0002
 """The switch interval while a hand-off is under way. Each of its steps on the way (a command, a completion, a message)
 waits so long for a Python thread that computes; with CPython's 5 ms that took longer than the bytes themselves."""
 
