@@ -1,6 +1,6 @@
 import pytest
 
-from kvferry.transceiver.fingerprint import Fingerprint, Severity, compare, make_fingerprint
+from kvferry.transceiver.fingerprint import ADVICE, SEVERITY, Fingerprint, Severity, compare, make_fingerprint
 from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
 from kvferry_plugins.types import Role
 
@@ -98,3 +98,9 @@ def test_layers_without_end_are_not_counted_out():
 
 def test_a_field_that_one_side_lacks_differs():
     assert {each.field for each in compare(Fingerprint({}), fingerprint(layout()).fields)} >= {"dtype", "kinds"}
+
+
+def test_every_fatal_field_that_a_setting_decides_has_advice():
+    settings = {"backend", "dtype", "windows", "tokens_per_block", "checksum", "model.config", "model.weights"}
+    assert settings | {"protocol"} == set(ADVICE)
+    assert {field for field in SEVERITY if SEVERITY[field] is Severity.FATAL} >= settings

@@ -1,3 +1,4 @@
+import json
 import threading
 import time
 from dataclasses import replace
@@ -5,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from kvferry.transceiver import pieces
+from kvferry.transceiver.fingerprint import SEVERITY
 from kvferry.transceiver.outcomes import Outcomes
 from kvferry.transceiver.params import pack_state, unpack_state
+from kvferry.transceiver.wire import PROTOCOL
 from kvferry_plugins.errors import PeerLostError, TransferError, TransferTimeoutError
 from kvferry_plugins.testing import ScriptedAgent, ScriptedHub
 from kvferry_plugins.testing.faults import Corrupt, Delay, Drop, Duplicate, FailAfter, FailPost, Hold
@@ -463,3 +466,12 @@ def test_an_observer_plugin_that_hangs_changes_no_result(run_pair, fetch, kit):
     go_on.set()
     kit.wait_until(lambda: len(seen) == 2)
     assert sorted(event.role for event in seen) == ["context", "generation"]
+
+
+def test_a_status_says_what_the_handshake_compares_and_whom_the_worker_trusts(run_pair):
+    pair = run_pair()
+    status = pair.context.transceiver.status_dump()
+    assert status["fingerprint"]["protocol"] == list(PROTOCOL)
+    assert set(status["fingerprint"]["fields"]) == set(SEVERITY)
+    assert json.loads(json.dumps(status["fingerprint"])) == status["fingerprint"]
+    assert status["trusted_peers"] == []

@@ -41,7 +41,7 @@ SEVERITY: Mapping[str, Severity] = {
 }
 """Every field of a fingerprint. Protocol versions are ranges, and are compared by overlap instead."""
 
-_ADVICE: Mapping[str, str] = {
+ADVICE: Mapping[str, str] = {
     "tokens_per_block": "set kv_cache_config.tokens_per_block so that one side's divides the other's",
     "windows": "set kv_cache_config.use_kv_cache_manager_v2 to false on the context worker, which then keeps every "
     "token, or to true on both",
@@ -52,6 +52,7 @@ _ADVICE: Mapping[str, str] = {
     "model.config": "serve the same checkpoint on both sides",
     "protocol": "run the same kvferry on both sides",
 }
+"""What to do about a field that differs; ``kvferry preflight`` says the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,5 +229,5 @@ def refused_by(peer: str, reason: str, fields: Mapping[str, tuple[Any, Any]]) ->
 def _describe(fields: Mapping[str, tuple[Any, Any]]) -> str:
     """Both values of each field, as seen from here, and what to do."""
     listed = "; ".join(f"{name}: {ours!r} here, {theirs!r} there" for name, (ours, theirs) in fields.items())
-    advice = next((_ADVICE[name] for name in fields if name in _ADVICE), "")
+    advice = next((ADVICE[name] for name in fields if name in ADVICE), "")
     return f"{listed} — {advice}" if advice else listed

@@ -18,7 +18,7 @@ from kvferry.transceiver.overlap import wanted_ordinals
 from kvferry.transceiver.params import STATE_VERSION, HandoffSource, OpaqueState, pack_state, prompt_digest, read_source
 from kvferry.transceiver.receives import Receive
 from kvferry.transceiver.sends import Send
-from kvferry.transceiver.wire import MAX_AUX_BYTES, Key
+from kvferry.transceiver.wire import MAX_AUX_BYTES, PROTOCOL, Key
 from kvferry.transceiver.world import TOKEN_BYTES, World
 from kvferry.transceiver.writers import Writer
 from kvferry_plugins.errors import ConfigError, PeerLostError, TransferError
@@ -113,6 +113,8 @@ class SessionTransceiver(KvCacheTransceiver):
             "instance": shared.instance,
             "role": shared.role.value,
             "endpoint": shared.channel.endpoint,
+            "trusted_peers": [peer.endpoint for peer in self._spec.peers],
+            "fingerprint": {"protocol": list(PROTOCOL), "fields": dict(shared.fingerprint.fields)},
             "loop_alive": self._loop.alive,
             "ready": not self._closed and self._loop.ranks.lost is None,
             "ranks": self._loop.ranks.dump(),
