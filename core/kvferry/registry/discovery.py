@@ -1,8 +1,8 @@
 """Finds the plugins that are installed, from metadata alone: our own loop, sorted, over distributions."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Discovery:
 
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
+    distributions: Mapping[str, Distribution] = field(default_factory=dict, repr=False, compare=False)
+    """Normalised name → the copy that counts, of each distribution that has an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class _Installed:
     version: str
     folder: str
     points: tuple[EntryPoint, ...]
+    distribution: Distribution
 
 
 def discover(paths: Sequence[str] | None = None) -> Discovery:
@@ -64,7 +67,8 @@ def from_distributions(found: Iterable[Distribution]) -> Discovery:
     kept = [_first_copy(list(copies), warnings) for _, copies in _by_name(installed)]
     entries = [_entry(each, point) for each in kept for point in each.points]
     settled = _settle_names(_without_repetitions(entries, warnings))
-    return Discovery(tuple(sorted(settled, key=lambda entry: entry.name)), tuple(warnings))
+    counting = {normalise(each.name): each.distribution for each in kept}
+    return Discovery(tuple(sorted(settled, key=lambda entry: entry.name)), tuple(warnings), counting)
 
 
 def normalise(distribution: str) -> str:
@@ -78,7 +82,7 @@ def _read(distribution: Distribution, warnings: list[str]) -> _Installed | None:
         points = _our_points(distribution)
         if points is None:
             return None
-        return _Installed(distribution.metadata["Name"], distribution.version, folder, points)
+        return _Installed(distribution.metadata["Name"], distribution.version, folder, points, distribution)
     except Exception as error:
         label = getattr(distribution, "_path", folder)
         warnings.append(f"the metadata in {label} cannot be read ({type(error).__name__}: {error}); reinstall it")
