@@ -126,6 +126,10 @@ class ManagerKind:
     """Whether layers of different life cycles get pools of their own."""
     tiers: bool = False
     """Whether blocks that leave the device go to host memory and disk: ``host_cache_size``, ``disk_cache_size``."""
+    layout: str = ""
+    """``module:function``, from a ``ManagerSpec`` to the ``KvLayout`` that the manager would have, with pools of no
+    blocks at address 0: pure, without memory and without torch. ``kvferry preflight`` compares it with the other
+    side's before anything starts; empty = nobody knows until the manager is built."""
     requires: tuple[str, ...] = ()
     install: str = ""
 

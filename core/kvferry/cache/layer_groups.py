@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvferry.cache.memory import torch_dtype
+from kvferry.cache.item_bytes import item_bytes
 from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.layout import LayerGroup, RoleView
 from kvferry_plugins.types import LayerShape, ModelGeometry, RoleShape
@@ -106,7 +106,7 @@ def _dense_views(
 
 
 def _item_bytes(role: RoleShape, dtype: str) -> int:
-    return torch_dtype(role.dtype or dtype).itemsize
+    return item_bytes(role.dtype or dtype)
 
 
 def _aligned(offset: int, nbytes: int) -> int:

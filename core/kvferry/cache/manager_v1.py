@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from kvferry.cache.layouts import uniform_layout
 from kvferry.cache.memory import allocate_memory, choose_pool_size, require_device, torch_dtype
 from kvferry.cache.prefix_pool import PrefixPool
-from kvferry_plugins.errors import ConfigError
 from kvferry_plugins.kv_cache import CacheStatistics, KVCacheManager
-from kvferry_plugins.layout import BlockIds, KvLayout, LayerGroup, Pool, dense_pool
-from kvferry_plugins.types import ManagerSpec, ModelGeometry
+from kvferry_plugins.layout import BlockIds, KvLayout
+from kvferry_plugins.types import ManagerSpec
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +37,14 @@ class KVCacheManagerV1(KVCacheManager):
     kind: ClassVar[str] = "V1"
 
     def __init__(self, spec: ManagerSpec) -> None:
-        _require_one_shape(spec.geometry)
-        dtype = torch_dtype(spec.geometry.dtype)
-        shape = _pool_shape(spec, dtype.itemsize)
+        planned = uniform_layout(spec)
+        dtype, (shape,) = torch_dtype(spec.geometry.dtype), planned.pools
         self.pool_size = choose_pool_size(spec, shape.block_stride)
         self._memory: torch.Tensor | None = allocate_memory(
             self.pool_size.num_blocks * shape.block_stride, require_device(spec.device), shared=spec.shared
         )
         pool = replace(shape, base=self._memory.data_ptr(), num_blocks=self.pool_size.num_blocks)
-        self._layout = KvLayout(spec.geometry.dtype, (_group(spec),), (pool,))
+        self._layout = replace(planned, pools=(pool,))
         self._tensor: torch.Tensor | None = self._memory.view(dtype).view(_tensor_shape(spec, pool.num_blocks))
         self._tokens_per_block = spec.tokens_per_block
         self._blocks = PrefixPool(pool.num_blocks, spec.tokens_per_block, reuse=spec.enable_block_reuse)
@@ -174,47 +173,6 @@ def _only_table(tables: Sequence[BlockIds]) -> BlockIds:
     table: BlockIds = np.asarray(tables[0], dtype=np.int32)
     present: BlockIds = table[table != -1]
     return present
-
-
-def _require_one_shape(geometry: ModelGeometry) -> None:
-    odd = geometry.odd_layer()
-    if odd is not None:
-        shape = geometry.shape(odd)
-        raise ConfigError(
-            "KVCacheManagerV1 holds keys and values of equal layers only, but layer "
-            f"{geometry.first_layer + odd} keeps {', '.join(role.name for role in shape.roles)} "
-            f"({shape.kind}); set kv_cache_config.use_kv_cache_manager_v2: true",
-            setting="kv_cache_config.use_kv_cache_manager_v2",
-        )
-
-
-def _group(spec: ManagerSpec) -> LayerGroup:
-    geometry = spec.geometry
-    return LayerGroup(
-        layers=_layers(geometry),
-        pools=(0,),
-        tokens_per_block=spec.tokens_per_block,
-        kv_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        head_start=geometry.shape(0).head_start,
-        total_heads=geometry.shape(0).total_heads,
-    )
-
-
-def _layers(geometry: ModelGeometry) -> tuple[int, ...]:
-    return tuple(range(geometry.first_layer, geometry.first_layer + geometry.num_layers))
-
-
-def _pool_shape(spec: ManagerSpec, item_bytes: int) -> Pool:
-    return dense_pool(
-        layers=_layers(spec.geometry),
-        kv_heads=spec.geometry.kv_heads,
-        head_dim=spec.geometry.head_dim,
-        tokens_per_block=spec.tokens_per_block,
-        item_bytes=item_bytes,
-        num_blocks=0,
-        device=spec.device,
-    )
 
 
 def _tensor_shape(spec: ManagerSpec, num_blocks: int) -> tuple[int, ...]:

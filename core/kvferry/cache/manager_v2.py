@@ -14,6 +14,7 @@ from kvferry.cache.budget import share_out
 from kvferry.cache.group_memory import GroupMemory
 from kvferry.cache.grouped_blocks import GroupedBlocks, Reservation, Tables
 from kvferry.cache.layer_groups import group_shapes
+from kvferry.cache.layouts import layout_of_groups
 from kvferry.cache.memory import require_device
 from kvferry.cache.prefix_tree import NOT_HERE
 from kvferry.cache.request_blocks import RequestBlocks
@@ -52,9 +53,7 @@ class KVCacheManagerV2(KVCacheManager):
             GroupMemory(shape, num_blocks, device, shared=spec.shared)
             for shape, num_blocks in zip(shapes, self.shares.num_blocks, strict=True)
         ]
-        self._layout = KvLayout(
-            spec.geometry.dtype, tuple(shape.group for shape in shapes), tuple(memory.pool for memory in memories)
-        )
+        self._layout = layout_of_groups(spec, shapes, tuple(memory.pool for memory in memories))
         self._memories: list[GroupMemory] | None = memories
         self._blocks = GroupedBlocks(
             shapes,

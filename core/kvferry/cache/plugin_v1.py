@@ -5,7 +5,11 @@ from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.types import ManagerKind, ManagerSpec
 
 _KIND = ManagerKind(
-    name="V1", class_name="KVCacheManagerV1", requires=("torch",), install="pip install 'kvferry[torch]'"
+    name="V1",
+    class_name="KVCacheManagerV1",
+    layout="kvferry.cache.layouts:uniform_layout",
+    requires=("torch",),
+    install="pip install 'kvferry[torch]'",
 )
 
 

@@ -9,6 +9,7 @@ _KIND = ManagerKind(
     class_name="KVCacheManagerV2",
     layer_groups=True,
     tiers=True,
+    layout="kvferry.cache.layouts:grouped_layout",
     requires=("torch",),
     install="pip install 'kvferry[torch]'",
 )
