@@ -56,6 +56,9 @@ class KVCacheManager(ABC):
     kind: ClassVar[str]
     """The name that its ``ManagerKind`` declares: ``V1``, ``V2``, or a plugin's own."""
 
+    wraps: "KVCacheManager | Sequence[KVCacheManager] | None" = None
+    """What this manager hands its calls on to; None = whatever managers its attributes hold. See ``forwarding``."""
+
     @property
     @abstractmethod
     def layout(self) -> KvLayout:

@@ -57,6 +57,9 @@ class TransferAgent(ABC):
     library: str = ""
     """The transport's library and version, as compared in the handshake: ``nixl 1.5.1``."""
 
+    wraps: "TransferAgent | Sequence[TransferAgent] | None" = None
+    """What this agent hands its calls on to; None = whatever agents its attributes hold. See ``forwarding``."""
+
     @property
     def unusable(self) -> str | None:
         """Why no peer can be reached any more, and what to do; None while one may be. From any thread, never blocks."""
@@ -169,8 +172,18 @@ class KvCacheTransceiver(ABC):
         """Why no request can be moved any more, and what to do; None = none is known. From any thread, never blocks."""
         return None
 
+    def stalled(self, seconds: float) -> str | None:
+        """Say in what its own thread hangs, if it has work and has not moved for so long; None = it moves, or has none.
+
+        From any thread, never blocks.
+        """
+        return None
+
     memory_in_use: str | None = None
     """Why the manager's memory must not be freed although ``shutdown`` has returned; None = it may be."""
+
+    wraps: "KvCacheTransceiver | Sequence[KvCacheTransceiver] | None" = None
+    """What this one hands its calls on to; None = whatever transceivers its attributes hold. See ``forwarding``."""
 
     @property
     @abstractmethod

@@ -1,5 +1,6 @@
 """The one typed door through which every hook is asked; nothing else touches pluggy's hook relay."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from kvferry.registry.observers import Observer, ObserverCounts
 from kvferry.registry.records import PluginRecord, describe_inactive
 from kvferry.registry.registration import taken_arguments
 from kvferry_plugins.errors import HookError, KvferryError, PluginLoadError
+from kvferry_plugins.forwarding import forwarding_fault
 from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
 from kvferry_plugins.types import (
@@ -227,6 +229,9 @@ class Registry:
             raise self._error(hook, plugin, "returned None, though the plan names this plugin for it")
         if not isinstance(made, kind):
             raise self._error(hook, plugin, f"returned {made!r}, which is no {kind.__name__}")
+        if (fault := forwarding_fault(made)) is not None:
+            _discard(made)
+            raise self._error(hook, plugin, f"returned {fault}")
         return made
 
     def _maker(self, hook: str, plugin: str) -> _Implementation:
@@ -272,6 +277,14 @@ def _implementations(manager: pluggy.PluginManager) -> dict[str, list[_Implement
 
 def _call(implementation: _Implementation, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(**{name: arguments[name] for name in implementation.takes})
+
+
+def _discard(made: object) -> None:
+    """End what was made and is refused; what it says to that is no news."""
+    end = made.close if isinstance(made, TransferAgent) else getattr(made, "shutdown", None)
+    with contextlib.suppress(Exception):
+        if end is not None:
+            end()
 
 
 def _as_tuple(value: Iterable[T] | None) -> tuple[T, ...]:

@@ -1,6 +1,27 @@
-"""What the author of a plugin tests with: fakes that need nothing but the contract."""
+"""What the author of a plugin tests with: fakes that need nothing but the contract.
 
-from kvferry_plugins.testing.agents import AgentCounters, ScriptedAgent, ScriptedHub
-from kvferry_plugins.testing.models import FakeModelPlugin
+Each is loaded when it is named, so that the pytest plugin in this package costs a test session nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kvferry_plugins.testing.agents import AgentCounters, ScriptedAgent, ScriptedHub
+    from kvferry_plugins.testing.models import FakeModelPlugin
 
 __all__ = ["AgentCounters", "FakeModelPlugin", "ScriptedAgent", "ScriptedHub"]
+
+_HOMES: Final = {
+    "AgentCounters": "agents",
+    "FakeModelPlugin": "models",
+    "ScriptedAgent": "agents",
+    "ScriptedHub": "agents",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a fake's module when it is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,18 @@
+"""Suites that the author of a plugin runs by subclassing; each is loaded when it is named, and needs pytest."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kvferry_plugins.testing.conformance.forwarding import ForwardingConformance, check_forwards
+
+__all__ = ["ForwardingConformance", "check_forwards"]
+
+_HOMES: Final = {"ForwardingConformance": "forwarding", "check_forwards": "forwarding"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a suite's module when it is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
