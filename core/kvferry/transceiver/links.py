@@ -1,6 +1,6 @@
 """Peers: the handshake that makes one, its liveness, and its end."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -15,6 +15,7 @@ from kvferry.transceiver.fingerprint import (
     refusal,
     refused_by,
 )
+from kvferry.transceiver.handshakes import Handshakes, Result
 from kvferry.transceiver.overlap import Overlap
 from kvferry.transceiver.peer_worlds import Shares, members_of
 from kvferry.transceiver.shared import Shared, logger
@@ -104,6 +105,7 @@ class Links:
         self._distrusted: set[tuple[str, int]] = set()
         """Instances that sent a malformed message; an endpoint may belong to another life later."""
         self._next_ping = 0.0
+        self.handshakes = Handshakes()
         self.listeners: list[LinkListener] = []
 
     def __iter__(self) -> Iterator[Link]:
@@ -159,6 +161,8 @@ class Links:
         """A connection of ours ended."""
         link = self._by_address.get(address)
         if link is not None:
+            if link.state is LinkState.GREETING:
+                self._count(link, Result.BROKEN)
             self.lose(link, PeerLostError(f"{link} cannot be reached: {reason}"), gone=self._is_gone(link))
 
     def ignore(self, address: Address, reason: str) -> None:
@@ -170,6 +174,8 @@ class Links:
         self._shared.send(address, Refuse(field="message", reason=f"malformed message: {reason[:500]}"))
         link = self._by_address.get(address)
         if link is not None:
+            if link.state is LinkState.GREETING:
+                self._count(link, Result.REFUSED_HERE, ("message",))
             if link.instance:
                 self._distrusted.add((link.instance, link.incarnation))
             self.lose(link, PeerLostError(f"{link} sent a malformed message: {reason}"))
@@ -214,6 +220,7 @@ class Links:
     def _compare(self, link: Link, hello: Hello) -> None:
         link.instance, link.incarnation = hello.instance, hello.incarnation
         if (link.instance, link.incarnation) in self._distrusted:
+            self._count(link, Result.REFUSED_HERE, ("message",))
             self.lose(link, PeerLostError(f"{link} is ignored: it sent a malformed message before"))
             return
         protocol = compare_protocol(hello.protocol)
@@ -223,6 +230,8 @@ class Links:
         if error is not None:
             self._refuse(link, error)
             return
+        for severity in (Severity.WARNING, Severity.INFORMATION):
+            self.handshakes.differs(severity, (d.field for d in differences if d.severity is severity))
         link.warnings = [str(d) for d in differences if d.severity is Severity.WARNING]
         for warning in link.warnings:
             logger.warning("%s differs in %s", link, warning)
@@ -251,6 +260,7 @@ class Links:
         link.overlap = self._overlap(link)
         link.state, link.heard = LinkState.READY, self._shared.now()
         self._shared.counters["handshakes"] += 1
+        self._count(link, Result.READY)
         if not hello.reply:
             self._shared.send(link.address, self._hello(reply=True, memory=True))
         for listener in self.listeners:
@@ -284,6 +294,7 @@ class Links:
         swapped = {name: (theirs, ours) for name, (ours, theirs) in fields.items()}
         self._shared.counters["handshakes_refused"] += 1
         first = next(iter(fields), "descriptor")
+        self._count(link, Result.REFUSED_HERE, fields or (first,))
         self._shared.send(link.address, Refuse(field=first, reason=str(error)[:4000], fields=swapped))
         link.state = LinkState.REFUSED
         logger.warning("handshake refused: %s", error)
@@ -293,8 +304,14 @@ class Links:
         """The peer refused our handshake."""
         link = self._by_address.get(address)
         if link is not None:
+            if link.state is LinkState.GREETING:
+                self._count(link, Result.REFUSED_THERE, refuse.fields or (refuse.field,))
             link.state = LinkState.REFUSED
             self.lose(link, refused_by(str(link), refuse.reason, refuse.fields))
+
+    def _count(self, link: Link, result: Result, fields: Iterable[str] = ()) -> None:
+        started = link.deadline - self._shared.clocks.handshake
+        self.handshakes.ended(link.instance or str(link.address), started, self._shared.now(), result, fields)
 
     # --- liveness ------------------------------------------------------------------------------------------------
 
@@ -316,6 +333,7 @@ class Links:
         for link in self:
             if link.state is LinkState.GREETING and now >= link.deadline:
                 seconds = shared.clocks.handshake
+                self._count(link, Result.UNANSWERED)
                 self.lose(link, HandshakeError(f"{link} did not answer the handshake within {seconds:g} s"))
             elif link.state is LinkState.READY:
                 self._check_alive(link, now)

@@ -15,6 +15,7 @@ from kvferry.transceiver.context_side import ContextSide
 from kvferry.transceiver.council import Council
 from kvferry.transceiver.generation_side import GenerationSide
 from kvferry.transceiver.links import Links
+from kvferry.transceiver.pulse import Pulse
 from kvferry.transceiver.ranks import Ranks
 from kvferry.transceiver.shared import Shared
 from kvferry.transceiver.switching import switch_interval
@@ -81,6 +82,7 @@ class Loop:
         if self._agent_fd is not None:
             poller.register(self._agent_fd, zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="kvferry-transfer", daemon=True)
+        self.pulse = Pulse("transfer loop", self._thread)
 
     def start(self) -> None:
         """Start the thread."""
@@ -134,6 +136,7 @@ class Loop:
             try:
                 self._step()
             except Exception:
+                self.pulse.begin()  # what raises at every step does not move
                 logger.exception("internal error in the transfer loop")
                 self._shared.counters["internal_errors"] += 1
                 time.sleep(0.01)
@@ -141,6 +144,7 @@ class Loop:
     def _step(self) -> None:
         busy = self.context.busy or self.generation.busy
         ready = dict(self._shared.channel.poller.poll(self._patience_ms()))
+        self.pulse.begin()
         if ready.pop(self._wake_fd, None):
             self._drain_wake()
             self._run_commands()
@@ -153,6 +157,7 @@ class Loop:
             self._tick()
         self._tell_activity()
         self._hurry(self.context.hurried or self.generation.busy or bool(self._commands))
+        self.pulse.rest()
 
     def _hurry(self, hurried: bool) -> None:
         with self._hurrying:
@@ -168,7 +173,7 @@ class Loop:
 
     def _patience_ms(self) -> int | None:
         """How long to sleep unless a descriptor turns ready; None = for ever."""
-        if self._agent_fd is None and self.context.eager:
+        if (self._agent_fd is None and self.context.eager) or not self.pulse.resting:
             return 0
         if self._agent_fd is None and (self.context.busy or self.generation.busy):
             return TARGET_PATIENCE_MS

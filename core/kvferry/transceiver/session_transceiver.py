@@ -99,6 +99,9 @@ class SessionTransceiver(KvCacheTransceiver):
         lost = self._loop.ranks.lost
         return str(lost) if lost is not None else self._shared.agent.unusable
 
+    def stalled(self, seconds: float) -> str | None:
+        return self._loop.pulse.stalled(seconds)
+
     def has_inflight_transfer(self, request: TransferRequest) -> bool:
         return any(request.request_id in outcomes.pending for outcomes in self._shared.outcomes.values())
 
@@ -116,6 +119,7 @@ class SessionTransceiver(KvCacheTransceiver):
             "trusted_peers": [peer.endpoint for peer in self._spec.peers],
             "fingerprint": {"protocol": list(PROTOCOL), "fields": dict(shared.fingerprint.fields)},
             "loop_alive": self._loop.alive,
+            "progress": self._loop.pulse.dump(),
             "ready": not self._closed and self._loop.ranks.lost is None,
             "ranks": self._loop.ranks.dump(),
             "verdicts": self._loop.council.dump(),
@@ -126,6 +130,7 @@ class SessionTransceiver(KvCacheTransceiver):
             "receives": self._loop.generation.dump(),
             "ledger": shared.ledger.dump(),
             "peers": self._loop.links.dump(),
+            "handshakes": self._loop.links.handshakes.dump(),
             "counters": dict(shared.counters),
             "outcomes": {role.value: dict(outcomes.totals) for role, outcomes in shared.outcomes.items()},
         }
