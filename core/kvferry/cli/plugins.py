@@ -18,6 +18,7 @@ from kvferry.cli.output import (
     print_warnings,
     report_errors,
 )
+from kvferry.cli.plugin_lock import lock_plugins, verify_plugins
 from kvferry.cli.plugin_tables import plain_plugin, print_plugin, print_plugins
 from kvferry_plugins.errors import PluginLoadError
 
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def plugins() -> None:
-    """List, inspect, enable and disable plugins."""
+    """List, inspect, enable, disable, lock and verify plugins."""
+
+
+plugins.add_command(lock_plugins)
+plugins.add_command(verify_plugins)
 
 
 @plugins.command("list")
