@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kvferry.config.nearest import nearest
-from kvferry.config.schema import EngineArgs
+from kvferry.config.settings import settings
 from kvferry_plugins.errors import ConfigError, ResolutionError
 
 
@@ -32,13 +32,9 @@ def dotted(detail: ErrorDetails) -> str:
     return ".".join(str(part) for part in detail["loc"] if part != "[key]")
 
 
-def known_keys(model: type[BaseModel] = EngineArgs, prefix: str = "") -> Iterator[str]:
+def known_keys() -> Iterator[str]:
     """Yield every dotted key of the configuration, sections too."""
-    for name, field in model.model_fields.items():
-        yield f"{prefix}{name}"
-        section = _section(field.annotation)
-        if section is not None:
-            yield from known_keys(section, f"{prefix}{name}.")
+    return (setting.key for setting in settings())
 
 
 def unknown_key(key: str) -> str:
@@ -97,24 +93,9 @@ def _shown(value: object) -> str:
 
 
 def _siblings(section: str) -> Iterable[str]:
-    model: type[BaseModel] | None = EngineArgs
-    for name in section.split(".") if section else ():
-        if name.isdigit():
-            continue
-        field = model.model_fields.get(name) if model else None
-        model = _section(field.annotation) if field else None
-    return model.model_fields if model else ()
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """Find the section that a field's type holds, itself or within a union or tuple."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for part in getattr(annotation, "__args__", ()):
-        found = _section(part)
-        if found is not None:
-            return found
-    return None
+    """Name the keys of a section; the positions within a list are none of its name."""
+    wanted = ".".join(part for part in section.split(".") if not part.isdigit())
+    return [setting.name for setting in settings() if setting.key.rpartition(".")[0] == wanted]
 
 
 def require_text_keys(mapping: Mapping[Any, Any], origin: str | None = None, prefix: str = "") -> None:

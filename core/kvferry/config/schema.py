@@ -81,8 +81,8 @@ class KvCacheConfig(Section):
         Annotated[tuple[Positive, ...], Strict(False), AfterValidator(_refuse_nothing), WithJsonSchema(_POSITIVE_LIST)]
         | None
     ) = None
-    """Sliding windows in tokens, repeated over the layers; null = as the checkpoint says. V2 gives back what is behind a
-    window, and an engine that would still read it is refused (transformers' reads all that the model's own windows
+    """Sliding windows in tokens, repeated over the layers; null = as the checkpoint says. V2 gives back what is behind
+    a window, and an engine that would still read it is refused (transformers' reads all that the model's own windows
     hold); V1 keeps every token, and says that it has no effect."""
     use_kv_cache_manager_v2: Annotated[Literal[True, False, "auto"], BeforeValidator(_refuse_numbers)] = "auto"
     """true = manager V2 (layer groups, each with its own window and eviction, and tiers below the device), false = V1
@@ -104,8 +104,8 @@ class CacheTransceiverConfig(Section):
     """What moves the bytes. null = off; ``DEFAULT`` = let the environment or the default decide; else an active
     backend's name."""
     transceiver_runtime: Literal["auto", "CPP", "PYTHON"] | None = "auto"
-    """Which implementation runs; ``auto`` = what the model's plugin prefers, if it can be had; null = ``CPP``, and is an
-    explicit choice."""
+    """Which implementation runs; ``auto`` = what the model's plugin prefers, if it can be had; null = ``CPP``, and is
+    an explicit choice."""
     kv_transfer_timeout_ms: Positive | None = 60000
     """From POSTING to the end; null = only the peer's liveness bounds it."""
     kv_transfer_admission_timeout_ms: Positive = 60000
