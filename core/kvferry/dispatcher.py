@@ -12,6 +12,7 @@ from kvferry.config import EngineArgs, parse_engine_args
 from kvferry.registry.answers import Answer
 from kvferry.registry.availability import missing_modules
 from kvferry.registry.door import Registry
+from kvferry.registry.plugin_set import plugin_digests
 from kvferry.resolution.plan import make_plan
 from kvferry.resolution.vocabulary import RUNTIME
 from kvferry.topology import local_geometry
@@ -98,6 +99,7 @@ def build(
     bind: str = "tcp://127.0.0.1:0",
     on_event: Callable[[TransferEvent], None] | None = None,
     ranks: RankSpec | None = None,
+    locked: bool = False,
 ) -> WorkerParts:
     """Make the manager and the transceiver of a plan, asking the plugins that it names and no others.
 
@@ -111,6 +113,7 @@ def build(
         bind: where the control socket listens.
         on_event: told the end of every transfer, beside the observers.
         ranks: which rank of its instance this process is, and where the instance meets; None = the only one.
+        locked: whether a peer whose plugins differ is refused, not only named in a warning.
 
     Raises:
         ConfigError: the model cannot be shared out over the ranks, or these are others than the plan says.
@@ -131,7 +134,7 @@ def build(
         transceiver = None
         if plan.runtime is not None:
             rest = {"role": role, "manager": manager, "model": model_identity, "bind": bind, "device": device}
-            rest["ranks"] = ranks
+            rest |= {"ranks": ranks, "locked": locked}
             transceiver = _make_transceiver(plan, registry, on_event=on_event, **rest)
         undo.pop_all()
     return WorkerParts(plan, manager, transceiver)
@@ -146,6 +149,7 @@ def _make_transceiver(
         create_agent=agent_maker(plan, registry),
         config=plan.effective["cache_transceiver_config"],
         plugins=registry.plugin_set(),
+        plugin_digests=plugin_digests(registry),
         peers=tuple(Peer(**peer) for peer in plan.effective["peers"]),
         on_event=_event_teller(registry, on_event),
         **rest,

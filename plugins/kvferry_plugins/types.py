@@ -377,6 +377,10 @@ class TransceiverSpec:
     """Told the end of every transfer, off the transfer loop."""
     ranks: RankSpec | None = None
     """None = the instance's only rank."""
+    plugin_digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Of ``plugins``: name → a digest of the distribution's files; none of a plugin without files."""
+    locked: bool = False
+    """Whether a peer whose plugins differ is refused, not only named in a warning."""
 
 
 # --- requests and their outcomes --------------------------------------------------------------------------------

@@ -1,6 +1,14 @@
 import pytest
 
-from kvferry.transceiver.fingerprint import ADVICE, SEVERITY, Fingerprint, Severity, compare, make_fingerprint
+from kvferry.transceiver.fingerprint import (
+    ADVICE,
+    PLUGIN_FIELDS,
+    SEVERITY,
+    Fingerprint,
+    Severity,
+    compare,
+    make_fingerprint,
+)
 from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
 from kvferry_plugins.types import Role
 
@@ -102,5 +110,5 @@ def test_a_field_that_one_side_lacks_differs():
 
 def test_every_fatal_field_that_a_setting_decides_has_advice():
     settings = {"backend", "dtype", "windows", "tokens_per_block", "checksum", "model.config", "model.weights"}
-    assert settings | {"protocol"} == set(ADVICE)
+    assert settings | {"protocol", *PLUGIN_FIELDS} == set(ADVICE)
     assert {field for field in SEVERITY if SEVERITY[field] is Severity.FATAL} >= settings

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+from importlib_metadata import Distribution
 
 from kvferry.registry.discovery import Discovery, discover, normalise
 from kvferry.registry.door import Registry
@@ -34,11 +36,30 @@ class KnownPlugin:
         return f"{self.distribution} {self.version}".rstrip()
 
 
-class FilesReader:
-    """Reads the files of each distribution once."""
+_AS_LOADED: dict[tuple[str, str, str], PluginFiles] = {}
 
-    def __init__(self, discovery: Discovery) -> None:
+
+def files_as_loaded(distribution: Distribution) -> PluginFiles:
+    """Read a distribution's files the first time that this process asks: what it has imported does not change later."""
+    key = (str(distribution.locate_file("")), distribution.name, distribution.version)
+    if key not in _AS_LOADED:
+        _AS_LOADED[key] = files_of_distribution(distribution)
+    return _AS_LOADED[key]
+
+
+class FilesReader:
+    """Reads the files of each distribution once.
+
+    Args:
+        discovery: where the distributions are.
+        read: how one is read.
+    """
+
+    def __init__(
+        self, discovery: Discovery, read: Callable[[Distribution], PluginFiles] = files_of_distribution
+    ) -> None:
         self._distributions = discovery.distributions
+        self._read_distribution = read
         self._read: dict[str, PluginFiles | None] = {}
 
     def files_of(self, record: PluginRecord) -> PluginFiles | None:
@@ -51,7 +72,7 @@ class FilesReader:
 
     def _files(self, distribution: str) -> PluginFiles | None:
         found = self._distributions.get(distribution)
-        return files_of_distribution(found) if found is not None else None
+        return self._read_distribution(found) if found is not None else None
 
 
 def known_plugins(records: Iterable[PluginRecord], reader: FilesReader) -> tuple[KnownPlugin, ...]:
@@ -78,7 +99,7 @@ def plugin_digests(registry: Registry, discovery: Discovery | None = None) -> di
         registry: whose models and backends are meant.
         discovery: where their distributions are; None = looked for now.
     """
-    reader = FilesReader(discovery or discover())
+    reader = FilesReader(discovery or discover(), files_as_loaded)
     compared = registry.plugin_set()
     known = known_plugins((record for record in registry.records() if record.name in compared), reader)
     return {each.name: each.digest[:SHORT_DIGEST] for each in known if each.digest}

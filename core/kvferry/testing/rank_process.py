@@ -6,6 +6,7 @@ They are forked from one process that has imported what takes long, and has load
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ _PRELOADED = (
     "kvferry.dispatcher",
     "kvferry.transceiver.native_runtime",
     "kvferry.transceiver.python_runtime",
+    "kvferry.testing.files_as_loaded",
     __name__,
 )
 
@@ -51,6 +53,9 @@ class RankOrder:
     model: Mapping[str, str] = field(
         default_factory=lambda: {"architecture": "FakeForCausalLM", "config": "c0", "weights": "w0"}
     )
+    path: tuple[str, ...] = ()
+    """Folders that come first on the path, so that what is installed there is found."""
+    locked: bool = False
 
 
 class RankError(KvferryError):
@@ -130,6 +135,7 @@ class _Rank:
         self._parts: Any = None
         self._requests: dict[int, TransferRequest] = {}
         self._before: list[Bytes] = []
+        self._path = list(sys.path)
 
     def open(self, order: RankOrder) -> str:
         """Become a rank; the answer comes when all ranks have joined."""
@@ -137,6 +143,7 @@ class _Rank:
         from kvferry.registry.load import load_registry
         from kvferry.registry.toggles import Toggles
 
+        sys.path[:] = [*order.path, *self._path]
         registry = load_registry(toggles=Toggles())
         plan = resolve(order.settings, model=None, registry=registry, environ={})
         self._parts = build(
@@ -146,6 +153,7 @@ class _Rank:
             geometry=order.geometry,
             model_identity=order.model,
             ranks=order.ranks,
+            locked=order.locked,
         )
         self._order = order
         for pool in pool_memory(self._layout):  # nothing in it looks like a hand-off

@@ -74,6 +74,8 @@ def _fingerprint(spec: TransceiverSpec, agent: TransferAgent) -> Fingerprint:
         checksum=bool(spec.config.get("kv_transfer_checksum", False)),
         libraries={"kvferry": importlib.metadata.version("kvferry"), spec.backend: agent.library},
         plugins=spec.plugins,
+        plugin_digests=spec.plugin_digests,
+        locked=spec.locked,
         is_stage=spec.ranks is not None and spec.ranks.topology.pipeline > 1,
     )
 

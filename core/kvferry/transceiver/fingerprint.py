@@ -16,6 +16,9 @@ PER_LAYER = ("kinds", "roles", "kv_heads", "windows", "tokens_per_block")
 
 GEOMETRY = ("dtype", "layers", *PER_LAYER)
 
+PLUGIN_FIELDS = ("plugins", "plugins.digest")
+"""Fields that are a value a plugin: who differs in one is told of those plugins alone."""
+
 MAX_LAYERS = 4096
 """Of one run in a peer's fingerprint that are looked at."""
 
@@ -35,7 +38,7 @@ SEVERITY: Mapping[str, Severity] = {
     **dict.fromkeys(GEOMETRY, Severity.FATAL),
     "checksum": Severity.FATAL,
     "libraries": Severity.WARNING,
-    "plugins": Severity.WARNING,
+    **dict.fromkeys(PLUGIN_FIELDS, Severity.WARNING),  # fatal for a worker that is locked
     "runtime": Severity.INFORMATION,
     "model.architecture": Severity.INFORMATION,
 }
@@ -51,6 +54,8 @@ ADVICE: Mapping[str, str] = {
     "model.weights": "serve the same checkpoint on both sides",
     "model.config": "serve the same checkpoint on both sides",
     "protocol": "run the same kvferry on both sides",
+    "plugins": "install and turn on the same plugins on both sides, or start without --locked",
+    "plugins.digest": "install that plugin from one and the same wheel on both sides, or start without --locked",
 }
 """What to do about a field that differs; ``kvferry preflight`` says the same."""
 
@@ -65,7 +70,7 @@ class Difference:
     severity: Severity
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.ours!r} here, {self.theirs!r} there"
+        return both_values(self.field, self.ours, self.theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class Fingerprint:
     """One worker's side of the handshake: plain values by field name."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
+    locked: bool = False
+    """Whether this worker refuses a peer whose plugins differ."""
 
 
 def make_fingerprint(
@@ -84,6 +91,8 @@ def make_fingerprint(
     checksum: bool,
     libraries: Mapping[str, str],
     plugins: Mapping[str, str],
+    plugin_digests: Mapping[str, str] | None = None,
+    locked: bool = False,
     is_stage: bool = False,
 ) -> Fingerprint:
     """Collect a worker's fields; geometry is the *derived* one, from the layout that was really built.
@@ -97,12 +106,14 @@ def make_fingerprint(
             "checksum": checksum,
             "libraries": dict(sorted(libraries.items())),
             "plugins": dict(sorted(plugins.items())),
+            "plugins.digest": dict(sorted((plugin_digests or {}).items())),
             "model.architecture": model.get("architecture", ""),
             "model.config": model.get("config", ""),
             "model.weights": model.get("weights", ""),
             **geometry_of(layout),
             "layers": "a stage's" if is_stage else [run[:2] for run in _runs(dict.fromkeys(_layers(layout)))],
-        }
+        },
+        locked,
     )
 
 
@@ -170,7 +181,12 @@ def compare(ours: Fingerprint, theirs: Mapping[str, Any], role: Role = Role.CONT
         pair = ours.fields.get(name), theirs.get(name)
         if pair[0] == pair[1] or (name == "layers" and "a stage's" in pair):
             continue
-        differing = _differing(name, ours.fields, theirs, role) if name in PER_LAYER else pair
+        differing: tuple[Any, Any] | None = pair
+        if name in PER_LAYER:
+            differing = _differing(name, ours.fields, theirs, role)
+        elif name in PLUGIN_FIELDS:
+            differing = _differing_plugins(name, ours.fields, theirs)
+            severity = Severity.FATAL if ours.locked else severity
         if differing is not None:
             found.append(Difference(name, *differing, severity))
     return sorted(found, key=lambda difference: list(Severity).index(difference.severity))
@@ -186,6 +202,26 @@ def _differing(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ro
         layer for layer in sorted(here.keys() & there.keys()) if not _goes(name, source[layer], destination[layer])
     ]
     return (_said(here, wrong), _said(there, wrong)) if wrong else None
+
+
+def _differing_plugins(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Both sides' values of the plugins that differ; of other files only where distribution and version are alike."""
+    here, there = ours.get(name), theirs.get(name)
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        return here, there
+    names = here.keys() | there.keys()
+    if name == "plugins.digest":
+        names &= _alike(ours.get("plugins"), theirs.get("plugins"))
+    wrong = sorted((each for each in names if here.get(each) != there.get(each)), key=str)
+    if not wrong:
+        return None
+    return {each: here[each] for each in wrong if each in here}, {each: there[each] for each in wrong if each in there}
+
+
+def _alike(here: Any, there: Any) -> set[Any]:
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        return set()
+    return {name for name in here if name in there and here[name] == there[name]}
 
 
 def _goes(name: str, source: Any, destination: Any) -> bool:
@@ -206,11 +242,11 @@ def _said(of_layers: Mapping[int, Any], wrong: list[int]) -> Any:
     return first if all(value == first for value in values.values()) else _runs(values)
 
 
-def compare_protocol(theirs: tuple[int, int]) -> Difference | None:
+def compare_protocol(theirs: tuple[int, int], ours: tuple[int, int] = PROTOCOL) -> Difference | None:
     """A fatal difference if the two version ranges do not overlap."""
-    if theirs[0] <= PROTOCOL[1] and PROTOCOL[0] <= theirs[1]:
+    if theirs[0] <= ours[1] and ours[0] <= theirs[1]:
         return None
-    return Difference("protocol", list(PROTOCOL), list(theirs), Severity.FATAL)
+    return Difference("protocol", list(ours), list(theirs), Severity.FATAL)
 
 
 def refusal(differences: list[Difference], peer: str) -> HandshakeError | None:
@@ -228,6 +264,12 @@ def refused_by(peer: str, reason: str, fields: Mapping[str, tuple[Any, Any]]) ->
 
 def _describe(fields: Mapping[str, tuple[Any, Any]]) -> str:
     """Both values of each field, as seen from here, and what to do."""
-    listed = "; ".join(f"{name}: {ours!r} here, {theirs!r} there" for name, (ours, theirs) in fields.items())
+    listed = "; ".join(both_values(name, ours, theirs) for name, (ours, theirs) in fields.items())
     advice = next((ADVICE[name] for name in fields if name in ADVICE), "")
     return f"{listed} — {advice}" if advice else listed
+
+
+def both_values(name: str, ours: Any, theirs: Any, *, here: str = "here") -> str:
+    """Write a field's values beside each other."""
+    note = " (the same versions, but other files)" if name == "plugins.digest" else ""
+    return f"{name}: {ours!r} {here}, {theirs!r} there{note}"

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry.transceiver.fingerprint import Fingerprint, Severity, compare, compare_protocol
+from kvferry.transceiver.fingerprint import (
+    PLUGIN_FIELDS,
+    Fingerprint,
+    Severity,
+    both_values,
+    compare,
+    compare_protocol,
+)
 from kvferry.transceiver.wire import Join
 from kvferry.transceiver.world import Member, member_from_wire
 from kvferry_plugins.errors import HandshakeError
@@ -41,11 +48,8 @@ class Gathering:
         member = member_from_wire(join.member)
         differences = self._differences(join)
         if differences:
-            listed = "; ".join(
-                f"{name}: {ours!r} at rank 0, {theirs!r} there" for name, (ours, theirs) in differences.items()
-            )
             raise HandshakeError(
-                f"rank {member.rank} at {member.endpoint} cannot join: {listed}", fields=dict(differences)
+                f"rank {member.rank} at {member.endpoint} cannot join: {_listed(differences)}", fields=dict(differences)
             )
         known = self.members.get(member.rank)
         if known is not None and known.name != member.name:
@@ -70,9 +74,15 @@ class Gathering:
         if not found and join.member.rank >= self.spec.topology.ranks:
             found["rank"] = (f"0 … {self.spec.topology.ranks - 1}", join.member.rank)
         for difference in compare(self.fingerprint, join.fingerprint, self.role):
-            if difference.severity is Severity.FATAL:
+            if difference.severity is Severity.FATAL or difference.field in PLUGIN_FIELDS:
                 found[difference.field] = (difference.ours, difference.theirs)
         return found
+
+
+def _listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
+    listed = "; ".join(both_values(name, *values, here="at rank 0") for name, values in differences.items())
+    advice = " — start all ranks with the same plugins" if set(PLUGIN_FIELDS) & differences.keys() else ""
+    return listed + advice
 
 
 def missing_ranks(missing: list[int], ranks: int, seconds: float, detail: str = "") -> HandshakeError:
