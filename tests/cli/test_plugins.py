@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from kvferry.cli.main import main
+from kvferry.registry.records import plain_record
+from kvferry.testing import isolated_registry
 from kvferry_plugins.testing import FakeModelPlugin
 
 BROKEN = ("import_raises", "import_exits", "missing_library", "misspelt_hook", "extra_argument", "no_plugin")
@@ -111,6 +114,98 @@ def test_an_injected_module_is_listed(project, monkeypatch):
     assert (found["origin"], found["distribution"], found["state"]) == ("injected", "(injected)", "discovered")
 
 
+def test_list_says_which_layer_decided_and_who_demands_what(install, project):
+    install("healthy")
+    (project / "kvferry.toml").write_text(
+        '[plugins]\ndisable = ["gemma"]\nrequired = ["nixl"]\n[plugins.prefer]\nA = "healthy"\n'
+    )
+
+    document = run_json("list", "-p", "no:qwen")
+    shown = run("list", "-p", "no:qwen").stdout
+
+    path = str(project / "kvferry.toml")
+    layers = {each["name"]: each["layer"] for each in document["plugins"]}
+    assert (layers["gemma"], layers["qwen"], layers["llama"]) == ("project", "flag", None)
+    assert [(each["layer"], each["source"]) for each in document["layers"]] == [
+        ("project", path),
+        ("flag", "-p no:qwen"),
+    ]
+    assert document["required"] == [{"name": "nixl", "by": path}]
+    assert document["prefer"] == {"A": {"plugin": "healthy", "by": path}}
+    assert re.search(r"^gemma +disabled +project file ", shown, re.MULTILINE)
+    assert re.search(r"^llama +discovered +default ", shown, re.MULTILINE)
+    assert f"nixl: required by {path}" in shown
+    assert f"healthy: preferred for A by {path}" in shown
+
+
+def test_list_probe_imports_each_aside_and_says_how_it_came_out(install):
+    install("healthy", "import_raises", "several")
+
+    document = run_json("list", "--probe", "-p", "no:several", status=1)
+
+    states = {each["name"]: each["state"] for each in document["plugins"]}
+    assert [states[name] for name in ("healthy", "import_raises", "several", "several_more", "nixl")] == [
+        *("active", "failed", "disabled", "active", "active")
+    ]
+    assert "healthy_plugin" not in sys.modules
+    assert "kvferry_no_such_module" in run("list", "--probe").stdout
+
+
+# --- beside a running worker -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker_status(monkeypatch):
+    """A worker's answer without a worker: what it runs with is put together here."""
+
+    def answer(**changes):
+        records = [plain_record(record) for record in isolated_registry(builtin_models=True).records()]
+        records = [
+            {**record, **changes.get(record["name"], {})}
+            for record in records
+            if changes.get(record["name"], {}) is not None
+        ]
+        monkeypatch.setattr("kvferry.cli.running_worker.ask_status", lambda address: {"plugin_records": records})
+
+    return answer
+
+
+def test_list_worker_marks_what_differs(install, worker_status):
+    install("healthy")
+    worker_status(
+        nixl={"version": "0.0.9"}, qwen={"state": "disabled", "reason": "by KVFERRY_DISABLE_PLUGINS"}, glm=None
+    )
+
+    document = run_json("list", "--worker", "127.0.0.1:1")
+    shown = run("list", "--worker", "127.0.0.1:1").stdout
+
+    told = {each["name"]: each["differences"] for each in document["plugins"] if each["differences"]}
+    assert told == {
+        "glm": ["the worker does not know it"],
+        "healthy": ["the worker does not know it"],
+        "nixl": ["version 0.1.0 here, 0.0.9 in the worker"],
+        "qwen": ["on here, disabled in the worker by KVFERRY_DISABLE_PLUGINS"],
+    }
+    (llama,) = [each for each in document["plugins"] if each["name"] == "llama"]
+    assert llama["worker"]["state"] == "active"
+    assert re.search(r"^nixl .*0\.0\.9 +version 0\.1\.0 here, 0\.0\.9 in the worker", shown, re.MULTILINE)
+
+
+def test_what_only_the_worker_has_is_listed_too(worker_status, monkeypatch):
+    worker_status(nixl={"name": "gone", "distribution": "gone-kvferry"})
+
+    (gone,) = [each for each in run_json("list", "--worker", "127.0.0.1:1")["plugins"] if each["name"] == "gone"]
+
+    assert (gone["state"], gone["differences"]) == (None, ["not here"])
+
+
+def test_a_worker_that_is_not_there_is_one_paragraph():
+    result = run("list", "--worker", "127.0.0.1:1")
+
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+
+
 # --- show ----------------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +256,45 @@ def test_show_of_an_unknown_name_suggests_the_nearest(install):
 
     assert result.exit_code == 2
     assert "did you mean 'healthy'?" in result.stderr
+
+
+def test_show_names_rank_what_it_brings_and_who_demands_it(install, project):
+    (project / "kvferry.toml").write_text('[plugins]\nrequired = ["nixl"]\n')
+
+    document = run_json("show", "nixl", "-p", "nixl")["plugin"]
+    shown = run("show", "nixl", "-p", "nixl").stdout
+
+    assert (document["rank"], document["layer"], document["decided_by"]) == ("injected", "flag", "-p nixl")
+    assert document["declares"] == [{"kind": "backend", "name": "NIXL", "missing": []}]
+    assert "brings:       backend NIXL" in shown
+    assert f"required by {project / 'kvferry.toml'}" in shown
+
+
+def test_show_keeps_the_last_failure_and_its_chain(install, tmp_path, monkeypatch):
+    package = tmp_path / "mended"
+    (package / "mended-1.dist-info").mkdir(parents=True)
+    (package / "mended-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mended\nVersion: 1\n")
+    (package / "mended-1.dist-info" / "entry_points.txt").write_text("[kvferry]\nmended = mended_plugin\n")
+    monkeypatch.syspath_prepend(str(package))
+    source = package / "mended_plugin.py"
+    source.write_text(
+        "try:\n    import kvferry_gone\nexcept ImportError as error:\n    raise RuntimeError('no') from error\n"
+    )
+    assert run("show", "mended").exit_code == 1
+    FakeModelPlugin("A", runtime="CPP", name="mended_plugin").write_module(package)
+
+    shown = run("show", "mended").stdout
+
+    assert re.search(r"^state: +active$", shown, re.MULTILINE)
+    assert re.search(r"^last failure: +20.*mended 1, import: ", shown, re.MULTILINE)
+    assert "  ModuleNotFoundError: No module named 'kvferry_gone'" in shown
+
+
+def test_show_of_a_distribution_shows_its_only_plugin_or_lists_all(install):
+    install("healthy", "several")
+
+    assert run_json("show", "healthy-kvferry")["plugin"]["name"] == "healthy"
+    assert "'several' or 'several_more'" in run("show", "several:*").stderr
 
 
 # --- enable and disable --------------------------------------------------------------------------------------------
@@ -231,6 +365,39 @@ def test_one_of_two_twins_is_enabled_by_its_distribution(install):
 
     assert plugin("twin-one:twin")["state"] == "discovered"
     assert plugin("twin-two:twin")["state"] == "failed"
+
+
+def test_a_distribution_is_switched_as_a_whole(install, project):
+    install("several", "healthy")
+    run("disable", "several_more", "--project")
+
+    document = run_json("disable", "several:*", "--project")
+
+    assert (document["plugin"], document["plugins"]) == ("Several:*", ["several", "several_more"])
+    assert (project / "kvferry.toml").read_text() == '[plugins]\ndisable = ["Several:*"]\n'
+    assert run("enable", "several_more").exit_code == 0
+    assert [plugin(name)["state"] for name in ("several", "several_more")] == ["disabled", "discovered"]
+    assert run("enable", "several:*").exit_code == 0
+    assert [plugin(name)["state"] for name in ("several", "several_more")] == ["discovered", "discovered"]
+    assert (project / "kvferry.toml").read_text() == "[plugins]\n"
+
+
+def test_a_plugin_is_enabled_though_the_file_disables_its_distribution_in_another_spelling(install, project):
+    install("healthy")
+    (project / "kvferry.toml").write_text('[plugins]\ndisable = ["Healthy_KVferry"]  # why\n')
+
+    assert run("enable", "healthy").exit_code == 0
+
+    assert "Healthy_KVferry" not in (project / "kvferry.toml").read_text()
+    assert plugin("healthy")["state"] == "discovered"
+
+
+def test_our_own_distribution_cannot_be_switched(project):
+    result = run("disable", "kvferry", "--project")
+
+    assert result.exit_code == 2
+    assert "name its plugins one by one" in result.stderr
+    assert list(project.iterdir()) == []
 
 
 def test_switching_an_unknown_plugin_is_an_error_and_writes_nothing(project):

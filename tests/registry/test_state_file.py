@@ -1,7 +1,9 @@
 import json
+from dataclasses import replace
 
 import pytest
 
+from kvferry.registry.records import State
 from kvferry.registry.state_file import last_states, record_states
 from kvferry.testing import isolated_registry
 
@@ -43,3 +45,26 @@ def test_a_folder_that_cannot_be_written_is_no_matter(tmp_path, records):
     record_states(tmp_path / "file" / "plugins.json", records)
 
     assert last_states(tmp_path / "file" / "plugins.json") == {}
+
+
+def test_the_last_failure_stays_with_its_whole_chain_after_the_plugin_loads_again(tmp_path, records):
+    path = tmp_path / "plugins.json"
+    broken = replace(records[0], state=State.FAILED, stage="import", reason="it broke", causes=("A: a", "B: b"))
+
+    record_states(path, [broken])
+    record_states(path, [replace(records[0], import_seconds=0.25)])
+
+    last = last_states(path)[broken.name]
+    assert (last.state, last.import_seconds) == (records[0].state, 0.25)
+    assert (last.failure.causes, last.failure.stage, last.failure.reason) == (("A: a", "B: b"), "import", "it broke")
+    assert last.failure.date.startswith("20")
+
+
+def test_what_a_newer_kvferry_adds_to_a_state_is_left_out(tmp_path, records):
+    path = tmp_path / "plugins.json"
+    record_states(path, records, environment="/one")
+    document = json.loads(path.read_text())
+    document["environments"]["/one"]["nixl"]["mood"] = "fine"
+    path.write_text(json.dumps(document))
+
+    assert last_states(path, environment="/one")["nixl"].state == records[-1].state

@@ -47,7 +47,9 @@ ON = (State.DISCOVERED, None)
 def test_the_environment_decides(environ, expected):
     selection = chosen(*environment_layers(environ))
 
-    assert {name for name, (state, _) in states(selection).items() if state is State.DISCOVERED} == set(expected.split())
+    assert {name for name, (state, _) in states(selection).items() if state is State.DISCOVERED} == set(
+        expected.split()
+    )
     assert selection.errors == ()
 
 

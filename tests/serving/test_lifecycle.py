@@ -124,6 +124,7 @@ def test_status_holds_the_plan_the_plugins_and_the_figures(pair):
         "provider": "runtime_python",
     }
     assert "nixl" in status["plugins"]
+    assert [each["state"] for each in status["plugin_records"] if each["name"] == "nixl"] == ["active"]
     assert status["manager"]["groups"][0]["total"] == 192
     assert status["transceiver"]["role"] == "context"
 

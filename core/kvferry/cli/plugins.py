@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvferry.cli.options import make_toggles, plugin_options
+from kvferry.cli.options import plugin_options
 from kvferry.cli.output import (
+    CHECK_FAILED,
     INPUT_WRONG,
     envelope,
     error_items,
@@ -19,8 +20,8 @@ from kvferry.cli.output import (
     report_errors,
 )
 from kvferry.cli.plugin_lock import lock_plugins, verify_plugins
-from kvferry.cli.plugin_tables import plain_plugin, print_plugin, print_plugins
-from kvferry_plugins.errors import PluginLoadError
+from kvferry.cli.plugin_tables import plain_inspected, print_plugin
+from kvferry_plugins.errors import KvferryError, PluginLoadError
 
 if TYPE_CHECKING:
     from kvferry.registry.discovery import Discovery
@@ -40,24 +41,63 @@ plugins.add_command(verify_plugins)
 
 
 @plugins.command("list")
+@click.option("--probe", is_flag=True, help="Import each plugin that is on, in a process of its own.")
+@click.option("--worker", metavar="ADDRESS", help="Beside each, what a running worker has: http://HOST:PORT.")
 @json_option
 @report_errors(fields={"plugins": []})
 @plugin_options
-def list_plugins(config: Path | None, toggles: "Toggles", as_json: bool) -> None:
-    """List all plugins by their metadata; none is imported."""
+def list_plugins(config: Path | None, toggles: "Toggles", probe: bool, worker: str | None, as_json: bool) -> None:
+    """List all plugins by their metadata; none is imported, unless --probe asks for it.
+
+    Says which layer decided each state. Exit status: 1 if a plugin that --probe imports fails, 2 if a toggle names
+    nothing.
+    """
+    from kvferry.cli.plugin_tables import plain_selection, print_selection
+    from kvferry.registry.comparison import compare_records
+
+    there = _ask_records(worker) if worker else None
     discovery, selection = _survey(toggles)
+    records = _probed(selection) if probe else selection.records
     states = _last_states()
+    compared = compare_records(selection.records, there) if there is not None else None
     warnings = [*discovery.warnings, *selection.warnings]
     if as_json:
-        items = [plain_plugin(record, states.get(record.name)) for record in selection.records]
         errors = [item for error in selection.errors for item in error_items(error)]
-        print_json(envelope(ok=not errors, plugins=items, warnings=warnings, errors=errors))
+        fields = plain_selection(selection, records, states, toggles, compared)
+        print_json(envelope(ok=not errors, **fields, warnings=warnings, errors=errors))
     else:
-        print_plugins(selection.records, states)
+        print_selection(selection, records, states, toggles, compared)
         print_warnings(warnings)
         print_errors(selection.errors)
+    _end(selection, records if probe else ())
+
+
+def _end(selection: "Selection", imported: "Sequence[PluginRecord]") -> None:
     if selection.errors:
         raise SystemExit(INPUT_WRONG)
+    if any(record.state == "failed" for record in imported):
+        raise SystemExit(CHECK_FAILED)
+
+
+def _probed(selection: "Selection") -> "tuple[PluginRecord, ...]":
+    """What is on, as it comes out of processes of its own; the rest as it is."""
+    from kvferry.registry.inspection import inspect_plugins
+    from kvferry.registry.records import State
+    from kvferry.registry.state_file import record_states, state_file
+
+    wanted = [record for record in selection.records if record.state is State.DISCOVERED]
+    imported = {one.record.name: one.record for one in inspect_plugins(wanted)}
+    record_states(state_file(os.environ), imported.values())
+    return tuple(imported.get(record.name, record) for record in selection.records)
+
+
+def _ask_records(address: str) -> "list[dict[str, Any]]":
+    from kvferry.cli.running_worker import ask_status
+
+    records: list[dict[str, Any]] | None = ask_status(address).get("plugin_records")
+    if records is None:
+        raise KvferryError(f"the worker at {address} says nothing of its plugins: it runs another kvferry; restart it")
+    return records
 
 
 @plugins.command("show")
@@ -67,26 +107,27 @@ def list_plugins(config: Path | None, toggles: "Toggles", as_json: bool) -> None
 @plugin_options
 def show_plugin(name: str, config: Path | None, toggles: "Toggles", as_json: bool) -> None:
     """Show one plugin, importing it in a process of its own (unless it is disabled)."""
-    from kvferry.registry.inspection import inspect_plugin
+    from kvferry.registry.inspection import Inspected, inspect_plugins
     from kvferry.registry.records import State
     from kvferry.registry.state_file import record_states, state_file
 
     _, selection = _survey(toggles)
     record = _find(selection, name)
+    one = Inspected(record)
     last = _last_states().get(record.name)
     if record.state is State.DISCOVERED:
-        record = inspect_plugin(record)
-        record_states(state_file(os.environ), [record])
-    failed = record.state is State.FAILED
+        (one,) = inspect_plugins([record])
+        record_states(state_file(os.environ), [one.record])
+    failed = one.record.state is State.FAILED
     if as_json:
-        errors = error_items(PluginLoadError(record.describe(), plugin=record.name)) if failed else []
-        item = plain_plugin(record, last)
+        errors = error_items(PluginLoadError(one.record.describe(), plugin=record.name)) if failed else []
+        item = plain_inspected(one, last, selection)
         print_json(envelope(ok=not failed, plugin=item, warnings=selection.warnings, errors=errors))
     else:
-        print_plugin(record, last)
+        print_plugin(one, last, selection)
         print_warnings(selection.warnings)
     if failed:
-        raise SystemExit(1)
+        raise SystemExit(CHECK_FAILED)
 
 
 def _switch_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,75 +160,19 @@ def disable_plugin(name: str, where: str | None, as_json: bool) -> None:
 
 
 def _switch(name: str, where: str | None, as_json: bool, *, enabled: bool) -> None:
-    path = _toggle_file(where)
-    before = _text(path)
-    known, spellings = _spellings(name, path, enabled=enabled)
-    _write_toggle(path, known, spellings, enabled=enabled)
-    changed = _text(path) != before
-    warnings = _overruled(known, path, enabled=enabled)
+    from kvferry.cli.plugin_switch import switch
+
+    done = switch(name, where, enabled=enabled)
     if as_json:
-        print_json(envelope(ok=True, plugin=spellings[0], file=str(path), changed=changed, warnings=warnings))
+        about: dict[str, Any] = {"plugin": done.name, "plugins": done.plugins}
+        print_json(envelope(ok=True, **about, file=str(done.file), changed=done.changed, warnings=done.warnings))
         return
     verb = "enabled" if enabled else "disabled"
+    what = f"{done.name} ({', '.join(done.plugins)})" if done.plugins != (done.name,) else done.name
     click.echo(
-        f"{verb} {spellings[0]}: wrote {path}" if changed else f"{spellings[0]} is {verb} already, as {path} says"
+        f"{verb} {what}: wrote {done.file}" if done.changed else f"{what} is {verb} already, as {done.file} says"
     )
-    print_warnings(warnings)
-
-
-def _write_toggle(path: Path, known: str | None, spellings: Sequence[str], *, enabled: bool) -> None:
-    from kvferry.registry.toggle_edits import set_toggle
-
-    # A plugin that nothing disables is on by itself: naming it would make its uninstallation an error.
-    set_toggle(path, spellings, enabled=None if enabled else False)
-    if enabled and known is not None and not _is_on(known):
-        set_toggle(path, spellings, enabled=True)
-
-
-def _overruled(known: str | None, path: Path, *, enabled: bool) -> list[str]:
-    if known is None or _is_on(known) is enabled:
-        return []
-    record = _find(_survey(make_toggles(None))[1], known)
-    by = f"{record.decided_by} decides, which outranks {path}" if record.decided_by else record.reason
-    return [f"plugin {record.name!r} is {record.state} all the same: {by}"]
-
-
-def _is_on(name: str) -> bool:
-    from kvferry.registry.records import State
-
-    return _find(_survey(make_toggles(None))[1], name).state is State.DISCOVERED
-
-
-def _spellings(name: str, path: Path, *, enabled: bool) -> tuple[str | None, list[str]]:
-    """Name the plugin, if it is installed, and all its spellings, the one to write first."""
-    from kvferry.registry.selection import qualified_name
-
-    selection = _survey(make_toggles(None))[1]
-    stored = _stored_names(path)
-    if enabled and name in stored and all(record.name != name for record in selection.records):
-        return None, [name]
-    record = _find(selection, name)
-    as_printed = f"{record.distribution}:{record.name.rpartition(':')[2]}"
-    return record.name, list(dict.fromkeys([record.name, qualified_name(record), as_printed]))
-
-
-def _stored_names(path: Path) -> tuple[str, ...]:
-    from kvferry.registry.toggle_files import parse_layer, read_toml
-
-    return parse_layer(read_toml(path).get("plugins", {}), str(path)).disable if path.is_file() else ()
-
-
-def _toggle_file(where: str | None) -> Path:
-    from kvferry.registry.toggle_files import FILE_NAME, project_file, user_file
-
-    project = project_file(Path.cwd(), os.environ)
-    if where == "project":
-        return project or Path.cwd() / FILE_NAME
-    return project if project and where is None else user_file(os.environ)
-
-
-def _text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    print_warnings(done.warnings)
 
 
 def _survey(toggles: "Toggles") -> "tuple[Discovery, Selection]":

@@ -149,7 +149,8 @@ def _record(plain: Mapping[str, Any]) -> PluginRecord:
     from kvferry.registry.answers import Rank
 
     kinds = {"origin": Origin(plain["origin"]), "rank": Rank(plain["rank"]), "state": State(plain["state"])}
-    return PluginRecord(**{**plain, **kinds, "causes": tuple(plain["causes"]), "hooks": tuple(plain["hooks"])})
+    lists = {name: tuple(plain[name]) for name in ("causes", "hooks", "conduct")}
+    return PluginRecord(**{**plain, **kinds, **lists})
 
 
 def _inspected(record: PluginRecord, plain: Mapping[str, Any]) -> Inspected:

@@ -2,7 +2,8 @@
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from kvferry.registry.answers import Rank
 
@@ -52,12 +53,16 @@ class PluginRecord:
     """Why it is disabled, failed or unavailable; one line."""
     decided_by: str | None = None
     """The file, variable or flag that enabled or disabled it; None = nobody did."""
+    layer: str | None = None
+    """Which layer of toggles that is: ``user``, ``project``, ``configuration``, ``environment`` or ``flag``."""
     stage: str | None = None
     """Of a failure: ``discovery``, ``import`` or ``registration``."""
     causes: tuple[str, ...] = ()
     """Of a failure: the whole chain, outermost first, ``Type: message``."""
     import_seconds: float | None = None
     hooks: tuple[str, ...] = ()
+    conduct: tuple[str, ...] = ()
+    """What its import did to the process beyond importing: each reads on from "its import …"."""
 
     @property
     def printed_distribution(self) -> str:
@@ -78,3 +83,10 @@ class PluginRecord:
 def describe_inactive(records: Iterable[PluginRecord]) -> tuple[str, ...]:
     """Quote every plugin that is not active, with its state and why."""
     return tuple(record.describe() for record in records if not record.is_active)
+
+
+def plain_record(record: PluginRecord) -> dict[str, Any]:
+    """Describe one plugin by JSON's own values: what every verb and a worker's status say of it."""
+    kinds = {"origin": str(record.origin), "rank": record.rank.name.lower(), "state": str(record.state)}
+    lists = {name: list(getattr(record, name)) for name in ("causes", "hooks", "conduct")}
+    return {**asdict(record), **kinds, **lists}

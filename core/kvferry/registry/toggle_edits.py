@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from kvferry.registry.toggle_files import parse_layer, read_toml
 from kvferry_plugins.errors import ConfigError
 
 
-def set_toggle(path: Path, spellings: Sequence[str], *, enabled: bool | None) -> None:
+def set_toggle(path: Path, name: str, *, enabled: bool | None, is_meant: Callable[[str], bool]) -> None:
     """Disable a plugin (False), enable it by name (True), or only stop disabling it (None).
 
     Args:
         path: the file; made if it does not exist.
-        spellings: all names of the plugin; the first one is written.
+        name: how the plugin, or the distribution whose plugins are meant, is written.
         enabled: what the file says afterwards.
+        is_meant: whether a name that stands in the file means nothing else; it is taken out.
 
     Raises:
         ConfigError: the file holds something else than toggles, or cannot be written.
@@ -28,19 +29,23 @@ def set_toggle(path: Path, spellings: Sequence[str], *, enabled: bool | None) ->
         parse_layer(read_toml(path).get("plugins", {}), str(path))
     document = tomlkit.parse(before)
     section: Any = document.setdefault("plugins", tomlkit.table())
+    written = "enable" if enabled else "disable"
     for key in ("enable", "disable"):
-        _remove(section, key, spellings)
-    if enabled is not None:
-        _add(section, "enable" if enabled else "disable", spellings[0])
-    after = tomlkit.dumps(document)
+        # What stands there already in the same words stays, with its comment.
+        kept = name if enabled is not None and key == written else None
+        _remove(section, key, is_meant, kept)
+    if enabled is not None and name not in [str(each).strip() for each in section.get(written, ())]:
+        _add(section, written, name)
+    after = tomlkit.dumps(document).rstrip("\n") + "\n"
     if after != before:
         _write(path, after)
 
 
-def _remove(section: Any, key: str, spellings: Iterable[str]) -> None:
+def _remove(section: Any, key: str, is_meant: Callable[[str], bool], kept: str | None) -> None:
     names = section.get(key, [])
     for index in reversed(range(len(names))):
-        if str(names[index]).strip() in spellings:
+        name = str(names[index]).strip()
+        if name != kept and is_meant(name):
             del names[index]
     if key in section and not names:
         del section[key]

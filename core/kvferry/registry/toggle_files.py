@@ -8,7 +8,15 @@ from typing import Any
 
 from kvferry.folders import xdg_folder
 from kvferry.registry.names import nearest
-from kvferry.registry.toggles import Layer, Toggles, environment_layers, flag_layers
+from kvferry.registry.toggles import (
+    CONFIGURATION,
+    PROJECT,
+    USER,
+    Layer,
+    Toggles,
+    environment_layers,
+    flag_layers,
+)
 from kvferry_plugins.errors import ConfigError
 
 FILE_NAME = "kvferry.toml"
@@ -53,10 +61,14 @@ def read_toggles(
     Raises:
         ConfigError: a file cannot be read, or holds something else than toggles.
     """
-    files = [user_file(environ), project_file(folder, environ)]
-    layers = [parse_layer(read_toml(path).get("plugins", {}), str(path)) for path in files if path and path.is_file()]
+    files = {USER: user_file(environ), PROJECT: project_file(folder, environ)}
+    layers = [
+        parse_layer(read_toml(path).get("plugins", {}), str(path), kind)
+        for kind, path in files.items()
+        if path and path.is_file()
+    ]
     if config:
-        layers.append(parse_layer(config, f"{config_name} (plugins)"))
+        layers.append(parse_layer(config, f"{config_name} (plugins)", CONFIGURATION))
     return Toggles((*layers, *environment_layers(environ), *flag_layers(flags)), strict)
 
 
@@ -72,7 +84,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     return document
 
 
-def parse_layer(section: object, source: str) -> Layer:
+def parse_layer(section: object, source: str, kind: str = "") -> Layer:
     """Check one ``plugins`` section and strip its names. Raises ConfigError."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"{source}: plugins is {section!r}, and must be a section", setting="plugins")
@@ -86,7 +98,7 @@ def parse_layer(section: object, source: str) -> Layer:
     if both:
         message = f"{source}: {', '.join(both)} is both enabled and disabled; remove one"
         raise ConfigError(message, setting="plugins.disable")
-    return Layer(source, enable, disable, required, _preferences(section.get("prefer", {}), source))
+    return Layer(source, enable, disable, required, _preferences(section.get("prefer", {}), source), kind=kind)
 
 
 def _strip_names(value: object, source: str, key: str) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 from kvferry_plugins.errors import ConfigError
 
+USER, PROJECT, CONFIGURATION, ENVIRONMENT, FLAG = "user", "project", "configuration", "environment", "flag"
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -19,8 +21,13 @@ class Layer:
     prefer: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     external_only: tuple[str, ...] | None = None
     """If not None: the external plugins that stay; all other external ones leave."""
-    is_flag: bool = False
-    """A flag's unknown name is an error even in a disable; what it enables ranks as injected."""
+    kind: str = ""
+    """``user``, ``project``, ``configuration``, ``environment`` or ``flag``."""
+
+    @property
+    def is_flag(self) -> bool:
+        """A flag's unknown name is an error even in a disable; what it enables ranks as injected."""
+        return self.kind == FLAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +49,20 @@ def _flag_layer(flag: str) -> Layer:
     if not flag or (colon and not rest.strip()):
         raise ConfigError(f"-p {flag!r} names no plugin; write -p NAME, -p module:MODULE or -p no:NAME", setting="-p")
     if prefix == "no" and colon:
-        return Layer(f"-p {flag}", disable=(rest.strip(),), is_flag=True)
-    return Layer(f"-p {flag}", enable=(flag,), is_flag=True)
+        return Layer(f"-p {flag}", disable=(rest.strip(),), kind=FLAG)
+    return Layer(f"-p {flag}", enable=(flag,), kind=FLAG)
 
 
 def environment_layers(environ: Mapping[str, str]) -> tuple[Layer, ...]:
     """Read KVFERRY_DISABLE_PLUGIN_AUTOLOAD, KVFERRY_PLUGINS and KVFERRY_DISABLE_PLUGINS, in that order."""
     layers = []
     if environ.get("KVFERRY_DISABLE_PLUGIN_AUTOLOAD", "").strip() == "1":
-        layers.append(Layer("KVFERRY_DISABLE_PLUGIN_AUTOLOAD=1", external_only=()))
+        layers.append(Layer("KVFERRY_DISABLE_PLUGIN_AUTOLOAD=1", external_only=(), kind=ENVIRONMENT))
     if "KVFERRY_PLUGINS" in environ:
-        layers.append(Layer("KVFERRY_PLUGINS", external_only=_names(environ["KVFERRY_PLUGINS"])))
+        layers.append(Layer("KVFERRY_PLUGINS", external_only=_names(environ["KVFERRY_PLUGINS"]), kind=ENVIRONMENT))
     disabled = _names(environ.get("KVFERRY_DISABLE_PLUGINS", ""))
     if disabled:
-        layers.append(Layer("KVFERRY_DISABLE_PLUGINS", disable=disabled))
+        layers.append(Layer("KVFERRY_DISABLE_PLUGINS", disable=disabled, kind=ENVIRONMENT))
     return tuple(layers)
 
 

@@ -15,6 +15,7 @@ from kvferry.integrations.transformers.engine import GenerationRequest, PagedEng
 from kvferry.integrations.transformers.loading import LoadedModel
 from kvferry.integrations.transformers.sampling import SamplingParams
 from kvferry.registry.door import Registry
+from kvferry.registry.records import plain_record
 from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.failures import RequestError
 from kvferry.serving.protocol import CompletionRequest
@@ -223,6 +224,7 @@ class Service:
             "drained": self.drained,
             "plan": {**plain_plan(plan, model=model), "warnings": list(plan.warnings)},
             "plugins": self.registry.plugin_set(),
+            "plugin_records": [plain_record(record) for record in self.registry.records()],
             "observers": {name: asdict(counts) for name, counts in self.registry.observer_counts().items()},
             "engine": {"alive": self.loop.alive, **self.loop.counts()},
             "manager": {"kind": self.parts.manager.kind, "groups": self.statistics()},
