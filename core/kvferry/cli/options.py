@@ -53,13 +53,26 @@ def make_toggles(config: Path | None, flags: tuple[str, ...] = (), *, strict: bo
     )
 
 
-def open_registry(toggles: "Toggles") -> "Registry":
-    """Load the plugins and remember how they came out, for ``plugins list``. Raises ConfigError, PluginLoadError."""
+def open_registry(toggles: "Toggles", lock: Path | None = None) -> "Registry":
+    """Load the plugins and remember how they came out, for ``plugins list``.
+
+    Args:
+        toggles: every layer.
+        lock: the lock that the plugins must equal, before any is imported and after; None = none.
+
+    Raises:
+        ConfigError: a toggle or the lock is wrong.
+        PluginLoadError: a plugin is not as it has to be.
+    """
     from kvferry.registry.load import load_registry
+    from kvferry.registry.locking import require_loaded, require_locked
     from kvferry.registry.state_file import record_states, state_file
 
+    locked = require_locked(lock, toggles) if lock is not None else None
     registry = load_registry(toggles=toggles)
     record_states(state_file(os.environ), registry.records())
+    if lock is not None and locked is not None:
+        require_loaded(lock, locked, registry)
     return registry
 
 

@@ -169,8 +169,10 @@ def _print_text(
     imports: "Sequence[Inspected]",
     failures: "Sequence[str]",
 ) -> None:
-    for names, line in _grouped(differences):
-        click.echo(f"differs: {', '.join(names)} {line}")
+    from kvferry.registry.lock_differences import differences_by_line
+
+    for line in differences_by_line(differences):
+        click.echo(f"differs: {line}")
     for line in failures:
         click.echo(f"broken: {line}")
     if lock is not None:
@@ -178,15 +180,6 @@ def _print_text(
         click.echo(f"{path}: {_counted(lock)}; {verdict}")
     if imports:
         click.echo(f"imported: {len(imports) - len(failures)} of {len(imports)} plugins")
-
-
-def _grouped(differences: "Sequence[LockDifference]") -> "list[tuple[list[str], str]]":
-    """What is the same of several plugins, as one line: a distribution's other version is all of theirs."""
-    groups: dict[str, list[str]] = {}
-    for each in differences:
-        line = f"({each.distribution}) {each.what}; {each.fix}"
-        groups.setdefault(line, []).append(each.plugin)
-    return [(names, line) for line, names in groups.items()]
 
 
 def _warnings(surveyed: "Surveyed") -> list[str]:

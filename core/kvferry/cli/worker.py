@@ -1,8 +1,9 @@
 """``kvferry worker``: one side of a deployment, behind HTTP."""
 
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,14 @@ NOT_READY = {"ready": False, "http": None, "control": None, "pid": None}
 @click.option(
     "--threads", type=click.IntRange(1), help="Threads that torch computes with; half of the cores if not given."
 )
+@click.option(
+    "--locked",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="Refuse to start unless the plugins are those of kvferry.lock, or FILE, and refuse peers whose plugins "
+    "differ; KVFERRY_LOCKED=1 does too.",
+)
 @json_option
 @report_errors(fields=NOT_READY)
 @plugin_options
@@ -57,6 +66,7 @@ def worker(
     prefill_chunk: int | None,
     drain_seconds: float,
     threads: int | None,
+    locked: str | None,
     as_json: bool,
 ) -> None:
     """Serve the context or the generation side over HTTP.
@@ -67,10 +77,12 @@ def worker(
     import logging
 
     from kvferry.config import load_engine_args, parse_engine_args
+    from kvferry.registry.locking import wanted_lock
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     args = load_engine_args(config) if config else parse_engine_args({})
-    registry = open_registry(toggles)
+    lock = wanted_lock(locked, os.environ, Path.cwd())
+    registry = open_registry(toggles, lock)
     _require_serve_extra()
     from kvferry.serving.worker import WorkerOptions, run_worker
     from kvferry_plugins.types import Role
@@ -78,6 +90,7 @@ def worker(
     for warning in registry.warnings:
         click.echo(f"warning: {warning}", err=True)
     options = WorkerOptions(Role(role), model, host, port, control_bind, prefill_chunk, drain_seconds, threads)
+    options = replace(options, locked=lock is not None)
     raise SystemExit(
         run_worker(
             options, args, registry, progress=tell_progress(), on_ready=lambda at: _print_ready(at, role, as_json)

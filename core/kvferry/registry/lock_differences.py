@@ -42,8 +42,21 @@ class LockDifference:
     """For people, without the plugin's name."""
     fix: str
 
+    @property
+    def line(self) -> str:
+        """The distribution, what differs and what to do: often the same of all plugins of a distribution."""
+        return f"({self.distribution}): {self.what}; {self.fix}"
+
     def __str__(self) -> str:
-        return f"{self.plugin} ({self.distribution}) {self.what}; {self.fix}"
+        return f"{self.plugin} {self.line}"
+
+
+def differences_by_line(differences: Iterable[LockDifference]) -> list[str]:
+    """Say each difference once, with all plugins of which it is told."""
+    plugins: dict[str, list[str]] = {}
+    for each in differences:
+        plugins.setdefault(each.line, []).append(each.plugin)
+    return [f"{', '.join(names)} {line}" for line, names in plugins.items()]
 
 
 def compare_with_lock(lock: Lock, records: Sequence[PluginRecord], reader: FilesReader) -> list[LockDifference]:
@@ -68,11 +81,11 @@ def compare_with_lock(lock: Lock, records: Sequence[PluginRecord], reader: Files
 def _missing(locked: KnownPlugin, records: Iterable[PluginRecord]) -> LockDifference:
     record = next((each for each in records if _is_the_same(locked, each)), None)
     if record is None:
-        what, fix = "is locked, and not installed here", _install(locked)
+        what, fix = "locked, and not installed here", _install(locked)
     elif record.state is State.DISABLED:
-        what, fix = f"is locked, and disabled here {record.reason}", "take it out of there, or lock again without it"
+        what, fix = f"locked, and disabled here {record.reason}", "take it out of there, or lock again without it"
     else:
-        what, fix = f"is locked, and {record.state} here: {record.reason}", "mend that, or lock again without it"
+        what, fix = f"locked, and {record.state} here: {record.reason}", "mend that, or lock again without it"
     found = None if record is None else str(record.state)
     return LockDifference(
         locked.name, locked.printed_distribution, Kind.MISSING, locked.printed_distribution, found, what, fix
@@ -86,7 +99,7 @@ def _is_the_same(locked: KnownPlugin, record: PluginRecord) -> bool:
 
 def _added(here: KnownPlugin) -> LockDifference:
     fix = f"uninstall it, leave it out with -p no:{here.name}, or lock again with it"
-    what = "is on here, and not locked"
+    what = "on here, and not locked"
     return LockDifference(here.name, here.printed_distribution, Kind.ADDED, None, here.printed_distribution, what, fix)
 
 
@@ -98,15 +111,15 @@ def _changed(locked: KnownPlugin, here: KnownPlugin, files: PluginFiles | None) 
 
     if normalise(locked.distribution) != normalise(here.distribution):
         there, now = locked.printed_distribution, here.printed_distribution
-        yield differs(Kind.DISTRIBUTION, there, now, f"is brought by {now}, and locked as {there}'s", _install(locked))
+        yield differs(Kind.DISTRIBUTION, there, now, f"brought by {now} here, locked as {there}'s", _install(locked))
     elif locked.version != here.version:
         there, now = locked.version or "none", here.version or "none"
-        yield differs(Kind.VERSION, there, now, f"has version {now}, and {there} is locked", _install(locked))
+        yield differs(Kind.VERSION, there, now, f"version {now} here, {there} locked", _install(locked))
     elif locked.entry_point != here.entry_point:
         there, now = locked.entry_point, here.entry_point
-        yield differs(Kind.ENTRY_POINT, there, now, f"has the entry point {now}, and {there} is locked", _again(locked))
+        yield differs(Kind.ENTRY_POINT, there, now, f"entry point {now} here, {there} locked", _again(locked))
     elif locked.digest != here.digest:
-        what = f"has other files than locked, of the same version: {_in_what(locked, here, files)}"
+        what = f"other files than locked, of the same version: {_in_what(locked, here, files)}"
         yield differs(Kind.FILES, locked.digest, here.digest, what, _again(locked))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvferry.registry.discovery import Discovery, discover
 from kvferry.registry.door import Registry
-from kvferry.registry.lock_differences import LockDifference, compare_with_lock
+from kvferry.registry.lock_differences import LockDifference, compare_with_lock, differences_by_line
 from kvferry.registry.lock_file import Lock, lock_path, make_lock, read_lock
 from kvferry.registry.plugin_set import FilesReader, known_plugins
 from kvferry.registry.selection import Selection
@@ -45,20 +45,18 @@ def wanted_lock(flag: str | None, environ: Mapping[str, str], folder: Path) -> P
 
     Args:
         flag: of ``--locked``: a file, empty for the usual one, None where the flag is not there.
-        environ: may hold ``KVFERRY_LOCKED``, which is ``1``, or a file.
+        environ: may hold ``KVFERRY_LOCKED``, where the flag is not there.
         folder: where the search for the project starts.
 
     Raises:
-        ConfigError: the variable is neither.
+        ConfigError: the variable is neither 1 nor 0.
     """
-    value = environ.get(VARIABLE, "").strip() if flag is None else flag
-    if flag is None and value in ("", "0"):
-        return None
-    if value in ("", "1") and not (flag and Path(flag).is_file()):
-        return lock_path(folder, environ)
-    if flag is None and value.lower() in ("true", "yes", "on"):
-        raise ConfigError(f"{VARIABLE} is {value!r}; write 1, or a lock file's name", setting=VARIABLE)
-    return Path(value)
+    if flag:
+        return Path(flag)
+    value = environ.get(VARIABLE, "").strip()
+    if flag is None and value not in ("", "0", "1"):
+        raise ConfigError(f"{VARIABLE} is {value!r}; write 1, or unset it and give --locked {value}", setting=VARIABLE)
+    return lock_path(folder, environ) if flag == "" or value == "1" else None
 
 
 def require_locked(path: Path, toggles: Toggles) -> Lock:
@@ -71,7 +69,7 @@ def require_locked(path: Path, toggles: Toggles) -> Lock:
     lock = read_lock(path)
     differences = survey_files(toggles).differences(lock)
     if differences:
-        raise _refusal(path, [str(each) for each in differences], differences[0].plugin)
+        raise _refusal(path, len(differences), differences_by_line(differences), differences[0].plugin)
     return lock
 
 
@@ -80,10 +78,9 @@ def require_loaded(path: Path, lock: Lock, registry: Registry) -> None:
     records = (registry.record(plugin.name) for plugin in lock.plugins)
     failed = [record for record in records if record is not None and not record.is_active]
     if failed:
-        raise _refusal(path, [record.describe() for record in failed], failed[0].name)
+        raise _refusal(path, len(failed), [record.describe() for record in failed], failed[0].name)
 
 
-def _refusal(path: Path, told: Sequence[str], first: str) -> PluginLoadError:
-    number = f"{len(told)} plugin{'' if len(told) == 1 else 's'}"
-    listed = " · ".join(told)
-    return PluginLoadError(f"this worker is locked, and {number} differ from {path}: {listed}", plugin=first)
+def _refusal(path: Path, number: int, told: Sequence[str], first: str) -> PluginLoadError:
+    counted = "1 plugin differs" if number == 1 else f"{number} plugins differ"
+    return PluginLoadError(f"this worker is locked, and {counted} from {path}: {' · '.join(told)}", plugin=first)

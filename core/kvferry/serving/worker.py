@@ -53,6 +53,8 @@ class WorkerOptions:
     drain_seconds: float = 30.0
     threads: int | None = None
     """That torch computes with; None = half of the cores."""
+    locked: bool = False
+    """Whether a peer whose plugins differ is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def running_service(
         model_identity=model_identity(folder),
         bind=options.control_bind,
         on_event=lambda event: bell.set(),
+        locked=options.locked,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(registry.drain_observers)  # after the last transfer's end was told
