@@ -1,6 +1,7 @@
 import acme_kvferry
 
 from kvferry.dispatcher import resolve
+from kvferry_plugins.testing.conformance import ModelPluginConformance
 
 CONFIG = {"cache_transceiver_config": {"backend": "NIXL"}}
 
@@ -20,3 +21,8 @@ def test_other_models_are_none_of_our_business(kvferry_registry):
     plan = resolve(CONFIG, model="OtherForCausalLM", registry=registry, environ={})
 
     assert plan.runtime == "CPP"
+
+
+class TestConformance(ModelPluginConformance):
+    plugin = acme_kvferry
+    architectures = (acme_kvferry.ARCHITECTURE,)

@@ -5,10 +5,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kvferry_plugins.testing.conformance.forwarding import ForwardingConformance, check_forwards
+    from kvferry_plugins.testing.conformance.models import ModelPluginConformance
 
-__all__ = ["ForwardingConformance", "check_forwards"]
+__all__ = ["ForwardingConformance", "ModelPluginConformance", "check_forwards"]
 
-_HOMES: Final = {"ForwardingConformance": "forwarding", "check_forwards": "forwarding"}
+_HOMES: Final = {
+    "ForwardingConformance": "forwarding",
+    "ModelPluginConformance": "models",
+    "check_forwards": "forwarding",
+}
 
 
 def __getattr__(name: str) -> Any:
