@@ -125,7 +125,6 @@ class Loop:
             return False
         with self._closing:
             self._closed = True
-            self._hurry(False)
             os.close(self._wake_fd)
         return True
 
@@ -140,6 +139,7 @@ class Loop:
                 logger.exception("internal error in the transfer loop")
                 self._shared.counters["internal_errors"] += 1
                 time.sleep(0.01)
+        self._hurry(False)  # here: stop() does not wait for ever
 
     def _step(self) -> None:
         busy = self.context.busy or self.generation.busy

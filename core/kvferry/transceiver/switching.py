@@ -15,6 +15,8 @@ class SwitchInterval:
         self._lock = threading.Lock()
         self._hurried = 0
         self._usual = 0.0
+        self._set = 0.0
+        """What was read back: the interpreter keeps whole microseconds, rounded down."""
 
     def shorten(self) -> None:
         """Begin to be in a hurry; an interval that is shorter already stays."""
@@ -22,14 +24,15 @@ class SwitchInterval:
             self._hurried += 1
             if self._hurried == 1:
                 self._usual = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._usual, HURRIED_SECONDS))
+                if self._usual > HURRIED_SECONDS:
+                    sys.setswitchinterval(HURRIED_SECONDS)
+                self._set = sys.getswitchinterval()
 
     def restore(self) -> None:
         """Be in a hurry no more. Whatever somebody else has set meanwhile stays."""
         with self._lock:
             self._hurried -= 1
-            ours = abs(sys.getswitchinterval() - min(self._usual, HURRIED_SECONDS)) < 2e-6  # it is kept in microseconds
-            if self._hurried == 0 and ours:
+            if self._hurried == 0 and sys.getswitchinterval() == self._set != self._usual:
                 sys.setswitchinterval(self._usual)
 
 
