@@ -27,7 +27,9 @@ class KvferryError(Exception):
 
 
 class ConfigError(KvferryError, ValueError):
-    """The input is wrong.
+    """The input is wrong: a file, key, flag or address.
+
+    What to do: mend what the message names, as it says.
 
     Attributes:
         setting: the dotted key that is to blame, or None where it is a file as a whole.
@@ -39,7 +41,13 @@ class ConfigError(KvferryError, ValueError):
 
 
 class ResolutionError(ConfigError):
-    """Several blockers at once, in the order of the resolution's steps."""
+    """Several blockers at once, in the order of the resolution's steps.
+
+    What to do: mend all of them; they are numbered.
+
+    Attributes:
+        blockers: the errors, each as it would have been raised alone.
+    """
 
     def __init__(self, blockers: Sequence[KvferryError]) -> None:
         lines = "\n".join(f"  {number}. {blocker}" for number, blocker in enumerate(blockers, 1))
@@ -49,6 +57,8 @@ class ResolutionError(ConfigError):
 
 class PluginError(KvferryError):
     """Something about a plugin.
+
+    What to do: ``kvferry plugins show NAME`` prints the plugin's state and the whole chain of causes.
 
     Attributes:
         plugin: the plugin's name.
@@ -62,11 +72,20 @@ class PluginError(KvferryError):
 
 
 class PluginLoadError(PluginError):
-    """A plugin that has to be active is not: unknown, disabled or failed."""
+    """A plugin that has to be active is not: unknown, disabled or failed.
+
+    What to do: ``kvferry plugins show NAME`` says which and why; mend it, enable it, or stop asking for it.
+    """
 
 
 class PluginConflictError(PluginError):
-    """Two plugins of one rank disagree."""
+    """Two plugins of one rank disagree.
+
+    What to do: write the ``plugins.prefer`` line that the message quotes, or leave one of them out.
+
+    Attributes:
+        plugins: the names of those that disagree, sorted.
+    """
 
     def __init__(self, message: str, *, plugins: Iterable[str]) -> None:
         super().__init__(message)
@@ -74,7 +93,13 @@ class PluginConflictError(PluginError):
 
 
 class HookError(PluginError):
-    """A hook raised, or answered outside its vocabulary."""
+    """A hook raised, or answered outside its vocabulary.
+
+    What to do: leave the plugin out (``-p no:NAME``) and tell its author; ``kvferry doctor`` finds it before a start.
+
+    Attributes:
+        hook: the hook that was asked.
+    """
 
     def __init__(self, message: str, *, hook: str, plugin: str, distribution: str | None = None) -> None:
         super().__init__(message, plugin=plugin, distribution=distribution)
@@ -82,11 +107,17 @@ class HookError(PluginError):
 
 
 class BackendUnavailableError(KvferryError):
-    """A declared backend or runtime cannot be built here; the message says what to install."""
+    """A declared backend or runtime cannot be built here; the message says what to install.
+
+    What to do: run the command that the message names, or choose another backend or runtime.
+    """
 
 
 class HandshakeError(KvferryError):
-    """The peer was refused.
+    """The peer was refused: the two workers cannot understand each other.
+
+    What to do: set the fields that the message lists alike on both sides, and restart; ``kvferry preflight`` compares
+    them before anything starts.
 
     Attributes:
         fields: field → (our value, the peer's value), the fatal differences only.
@@ -99,6 +130,8 @@ class HandshakeError(KvferryError):
 
 class TransferError(KvferryError):
     """One hand-off failed; the worker goes on.
+
+    What to do: prefill the request again.
 
     Attributes:
         request_id: the request, as its engine knows it.
@@ -118,6 +151,8 @@ class TransferError(KvferryError):
 class TransferTimeoutError(TransferError, TimeoutError):
     """A clock ran out.
 
+    What to do: see where the time went (``state``): to the peer, to the prefill, to the router, or to the transport.
+
     Attributes:
         state: the session state in which the time went.
     """
@@ -128,15 +163,23 @@ class TransferTimeoutError(TransferError, TimeoutError):
 
 
 class TransferCancelledError(TransferError):
-    """Somebody cancelled the request, here or at the peer."""
+    """Somebody cancelled the request, here or at the peer.
+
+    What to do: nothing.
+    """
 
 
 class PeerLostError(TransferError, ConnectionError):
-    """The peer's process or its connection is gone."""
+    """The peer's process or its connection is gone.
+
+    What to do: see whether it runs, and whether our public key is among its ``peers``; prefill the request again.
+    """
 
 
 class CacheFullError(KvferryError, MemoryError):
     """No block left; nothing was changed.
+
+    What to do: retry later; where ``needed`` is above ``total``, raise ``kv_cache_config.max_tokens``.
 
     Attributes:
         needed: blocks that the call needed.
@@ -152,4 +195,7 @@ class CacheFullError(KvferryError, MemoryError):
 
 
 class CorruptBlockError(KvferryError):
-    """A block that a lower tier kept is truncated or fails its checksum; it is forgotten, and never served."""
+    """A block that a lower tier kept is truncated or fails its checksum; it is forgotten, and never served.
+
+    What to do: nothing, its tokens are computed again; if it comes back, look at the disk.
+    """

@@ -17,6 +17,8 @@ SCHEMA = 1
 
 CHECK_FAILED = 1
 INPUT_WRONG = 2
+WRONG_INPUT = (ConfigError, PluginError)
+"""Errors whose exit status is ``INPUT_WRONG``; any other's is ``CHECK_FAILED``."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,7 +112,7 @@ def paragraph(error: BaseException) -> str:
 
 def exit_status(error: BaseException) -> int:
     """2 where the input is wrong (configuration and plugins), else 1."""
-    return INPUT_WRONG if isinstance(error, ConfigError | PluginError) else CHECK_FAILED
+    return INPUT_WRONG if isinstance(error, WRONG_INPUT) else CHECK_FAILED
 
 
 def _flat(error: BaseException) -> list[BaseException]:
