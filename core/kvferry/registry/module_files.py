@@ -16,6 +16,8 @@ class ModuleFiles:
     """What its files are named under."""
     files: tuple[Path, ...]
     """Sorted; without what Python compiles and what is hidden."""
+    origin: Path | None
+    """What an import runs first; None = a folder without ``__init__``."""
 
 
 def find_module(module: str, folders: Iterable[str]) -> ModuleFiles | None:
@@ -43,6 +45,7 @@ def _is_namespace(spec: ModuleSpec) -> bool:
 
 
 def _files(spec: ModuleSpec) -> ModuleFiles | None:
+    origin = None
     if _is_namespace(spec):  # to the very end: the module itself is a folder without __init__
         roots = [Path(os.path.abspath(each)) for each in spec.submodule_search_locations or ()]
     elif not spec.has_location or not spec.origin:
@@ -56,7 +59,7 @@ def _files(spec: ModuleSpec) -> ModuleFiles | None:
     for _ in spec.name.split("."):
         base = base.parent
     found = (path for root in roots for path in _below(root) if path.is_relative_to(base))
-    return ModuleFiles(base, tuple(sorted(found)))
+    return ModuleFiles(base, tuple(sorted(found)), origin)
 
 
 def _below(root: Path) -> Iterator[Path]:

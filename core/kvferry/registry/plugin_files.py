@@ -7,6 +7,7 @@ import os
 import stat
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -54,7 +55,7 @@ def files_of_distribution(distribution: Distribution) -> PluginFiles:
     rows = _rows(distribution)
     editable = rows is None or _is_editable(distribution)
     recorded = [each for each in _recorded(distribution, rows or ()) if not (editable and _is_link(each.name))]
-    known = {each.path for each in recorded}
+    known = {os.path.realpath(each.path) for each in recorded}
     folders = [str(distribution.locate_file("")), *_linked_folders(distribution, rows or ())]
     modules = sorted({module_of(point.value) for point in distribution.entry_points})
     found = {module: find_module(module, folders) for module in modules}
@@ -73,7 +74,7 @@ def module_of(entry_point: str) -> str:
 def files_of_module(module: str) -> PluginFiles | None:
     """Read the package of a module that no distribution brought; None where there is none on the path."""
     where = find_module(module, ())
-    return None if where is None else _read(_sources(where, set()), (), editable=True)
+    return None if where is None else _read(_sources(where, frozenset()), (), editable=True)
 
 
 # --- which ----------------------------------------------------------------------------------------------------------
@@ -137,9 +138,10 @@ def _metadata(distribution: Distribution) -> Iterator[_File]:
             yield _File(f"{Path(str(folder)).name}/{name}", Path(str(folder), name))
 
 
-def _sources(where: ModuleFiles, known: set[Path]) -> Iterator[_File]:
-    """The files of a package of which the record knows nothing."""
-    if not known.intersection(where.files):
+def _sources(where: ModuleFiles, known: AbstractSet[str]) -> Iterator[_File]:
+    """The files of a package where an import runs one of which the record knows nothing."""
+    run = [where.origin] if where.origin is not None else where.files
+    if not any(os.path.realpath(path) in known for path in run):
         yield from (_File(path.relative_to(where.folder).as_posix(), path) for path in where.files)
 
 
