@@ -22,6 +22,7 @@ from kvferry_plugins.kv_cache import KVCacheManager
 from kvferry_plugins.transceiver import KvCacheTransceiver, TransferAgent
 from kvferry_plugins.types import (
     AgentSpec,
+    ManagerKind,
     ManagerSpec,
     ModelGeometry,
     Peer,
@@ -128,7 +129,7 @@ def build(
     geometry = local_geometry(geometry, topology, ranks.rank if ranks is not None else 0)
     with contextlib.ExitStack() as undo:
         manager = registry.create_kv_cache_manager(
-            plan.providers.manager or "", _manager_spec(plan, registry, geometry, device)
+            plan.providers.manager or "", manager_spec(plan, registry, geometry, device)
         )
         undo.callback(manager.shutdown)
         transceiver = None
@@ -184,6 +185,12 @@ def runtime_of(plan: Plan, registry: Registry) -> TransceiverRuntime | None:
     declared: TransceiverRuntime | None = _declaration(
         registry.transceiver_runtimes(), plan.providers.runtime, plan.runtime
     )
+    return declared
+
+
+def manager_of(plan: Plan, registry: Registry) -> ManagerKind | None:
+    """What the plan's manager declares of itself."""
+    declared: ManagerKind | None = _declaration(registry.kv_cache_managers(), plan.providers.manager, plan.manager)
     return declared
 
 
@@ -246,7 +253,15 @@ def _topology(plan: Plan, ranks: RankSpec | None) -> Topology:
     return topology
 
 
-def _manager_spec(plan: Plan, registry: Registry, geometry: ModelGeometry, device: str) -> ManagerSpec:
+def manager_spec(plan: Plan, registry: Registry, geometry: ModelGeometry, device: str) -> ManagerSpec:
+    """What the plan's manager is built from, on one rank.
+
+    Args:
+        plan: from ``resolve``.
+        registry: the one that the plan was resolved with.
+        geometry: that rank's part of the model.
+        device: ``cpu`` or ``cuda:N``.
+    """
     config = plan.effective["kv_cache_config"]
     return ManagerSpec(
         kind=plan.manager,

@@ -11,6 +11,7 @@ VERBS = {
     "doctor": ("kvferry.cli.doctor:doctor", "Find what stands in the way of a hand-off here, and say what to do."),
     "explain": ("kvferry.cli.explain:explain", "Say which manager and transceiver a configuration gets, and why."),
     "plugins": ("kvferry.cli.plugins:plugins", "List, inspect, enable and disable plugins."),
+    "preflight": ("kvferry.cli.preflight:preflight", "Say what two workers' handshake would, before they are started."),
     "worker": ("kvferry.cli.worker:worker", "Serve the context or the generation side over HTTP."),
 }
 """Verb → where it is, and its line in the help."""

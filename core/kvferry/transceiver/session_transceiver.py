@@ -117,7 +117,11 @@ class SessionTransceiver(KvCacheTransceiver):
             "role": shared.role.value,
             "endpoint": shared.channel.endpoint,
             "trusted_peers": [peer.endpoint for peer in self._spec.peers],
-            "fingerprint": {"protocol": list(PROTOCOL), "fields": dict(shared.fingerprint.fields)},
+            "fingerprint": {
+                "protocol": list(PROTOCOL),
+                "fields": dict(shared.fingerprint.fields),
+                "locked": shared.fingerprint.locked,
+            },
             "loop_alive": self._loop.alive,
             "progress": self._loop.pulse.dump(),
             "ready": not self._closed and self._loop.ranks.lost is None,

@@ -1,0 +1,1 @@
+"""What the handshake of two workers would say, before they are started."""
