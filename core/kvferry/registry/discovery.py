@@ -82,7 +82,8 @@ def _read(distribution: Distribution, warnings: list[str]) -> _Installed | None:
         points = _our_points(distribution)
         if points is None:
             return None
-        return _Installed(distribution.metadata["Name"], distribution.version, folder, points, distribution)
+        metadata = distribution.metadata  # parsed anew each time it is asked for
+        return _Installed(metadata["Name"], metadata["Version"], folder, points, distribution)
     except Exception as error:
         label = getattr(distribution, "_path", folder)
         warnings.append(f"the metadata in {label} cannot be read ({type(error).__name__}: {error}); reinstall it")
@@ -106,6 +107,8 @@ def _by_name(installed: Iterable[_Installed]) -> Iterable[tuple[str, Iterable[_I
 
 
 def _first_copy(copies: list[_Installed], warnings: list[str]) -> _Installed:
+    if len(copies) == 1:
+        return copies[0]
     first = max((each for each in copies if each.folder == copies[0].folder), key=lambda each: each.version)
     others = {
         (_real(each.folder), each.version) for each in copies if (_real(each.folder), each.version) != _identity(first)
