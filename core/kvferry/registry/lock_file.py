@@ -16,9 +16,7 @@ from kvferry_plugins.errors import ConfigError
 FILE_NAME = "kvferry.lock"
 VERSION = 1
 _REWRITE = "write it again with `kvferry plugins lock`, where the plugins are the right ones"
-_HEADER = (
-    "# Written by `kvferry plugins lock`; `kvferry plugins verify` and `kvferry worker --locked` compare with it.\n"
-)
+_HEADER = "# Written by `kvferry plugins lock`, for `kvferry plugins verify` and `kvferry worker --locked`.\n"
 
 
 @dataclass(frozen=True, slots=True)

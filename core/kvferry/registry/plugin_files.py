@@ -55,7 +55,7 @@ def files_of_distribution(distribution: Distribution) -> PluginFiles:
     rows = _rows(distribution)
     editable = rows is None or _is_editable(distribution)
     recorded = [each for each in _recorded(distribution, rows or ()) if not (editable and _is_link(each.name))]
-    known = {os.path.realpath(each.path) for each in recorded}
+    known = {_real(each.path) for each in recorded}
     folders = [str(distribution.locate_file("")), *_linked_folders(distribution, rows or ())]
     modules = sorted({module_of(point.value) for point in distribution.entry_points})
     found = {module: find_module(module, folders) for module in modules}
@@ -141,8 +141,15 @@ def _metadata(distribution: Distribution) -> Iterator[_File]:
 def _sources(where: ModuleFiles, known: AbstractSet[str]) -> Iterator[_File]:
     """The files of a package where an import runs one of which the record knows nothing."""
     run = [where.origin] if where.origin is not None else where.files
-    if not any(os.path.realpath(path) in known for path in run):
+    if not any(_real(path) in known for path in run):
         yield from (_File(path.relative_to(where.folder).as_posix(), path) for path in where.files)
+
+
+def _real(path: Path) -> str:
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):  # a strange record's strange name
+        return str(path)
 
 
 # --- what is in them ------------------------------------------------------------------------------------------------
