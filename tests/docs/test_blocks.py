@@ -93,6 +93,8 @@ def test_a_short_form_takes_the_place_of_one_command():
         (["took … ms"], "took 17 ms", True),
         (["a"], "a\nb\n", False),
         (["a.c"], "abc", False),
+        (["name   state"], "name     state  ", True),
+        (["  name"], "name", False),
     ],
 )
 def test_three_dots_are_anything(shown, printed, same):
