@@ -9,7 +9,7 @@ NATIVE := core/native
 NATIVE_SOURCES := $(NATIVE)/CMakeLists.txt $(NATIVE)/pyproject.toml $(shell find $(NATIVE)/src $(NATIVE)/include $(NATIVE)/raw $(NATIVE)/kvferry_native -type f -not -name '*.pyc' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test churn lint bench docs faults native native-test sanitize clean
+.PHONY: help install generated demo test churn lint bench docs faults native native-test sanitize clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ lint: $(STAMP) ## ruff, mypy --strict, import-linter, the wheels' configuration
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/cibuildwheel --print-build-identifiers --platform linux $(NATIVE)
+
+generated: $(STAMP) ## Write the generated documentation and the telemetry manifest from the code
+	$(BIN)/python -m kvferry.reference
 
 bench: $(STAMP) ## Our transceiver against the raw transport, in one run
 	$(BIN)/kvferry bench transfer $(ARGS)

@@ -12,6 +12,7 @@ VERBS = {
     "explain": ("kvferry.cli.explain:explain", "Say which manager and transceiver a configuration gets, and why."),
     "plugins": ("kvferry.cli.plugins:plugins", "List, inspect, enable and disable plugins."),
     "preflight": ("kvferry.cli.preflight:preflight", "Say what two workers' handshake would, before they are started."),
+    "schema": ("kvferry.cli.schema:schema", "Print the configuration's JSON Schema, or what telemetry may hold."),
     "worker": ("kvferry.cli.worker:worker", "Serve the context or the generation side over HTTP."),
 }
 """Verb → where it is, and its line in the help."""

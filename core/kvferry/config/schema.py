@@ -19,7 +19,8 @@ from kvferry.config.capture_rules import Categories, NeverCaptured
 from kvferry.config.nested import without_empty_sections
 
 Positive = Annotated[int, Field(gt=0)]
-Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+_TEXT: Final = {"type": "string", "pattern": r"\S"}
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), WithJsonSchema(_TEXT)]
 Names = Annotated[tuple[Name, ...], Strict(False)]
 
 EMPTY_SECTIONS: Final = ("kv_cache_config", "peers", "plugins")
@@ -151,7 +152,10 @@ class PluginsConfig(Section):
     """Plugins that are out; their code is not imported."""
     required: Names = ()
     """Plugins without which nothing starts."""
-    prefer: dict[Name, Name] = Field(default_factory=dict)
+    prefer: Annotated[
+        dict[Name, Name],
+        WithJsonSchema({"type": "object", "propertyNames": {"pattern": r"\S"}, "additionalProperties": _TEXT}),
+    ] = Field(default_factory=dict)
     """Architecture, backend, runtime or manager → the plugin that wins every question about it."""
 
 
