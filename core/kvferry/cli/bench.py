@@ -10,6 +10,7 @@ import click
 
 from kvferry.cli.bench_handoff import handoff
 from kvferry.cli.bench_plan import plan
+from kvferry.cli.bench_resolve import resolve
 from kvferry.cli.output import envelope, error_items, exit_status, json_option, print_errors, print_json, report_errors
 from kvferry_plugins.errors import KvferryError
 
@@ -78,6 +79,7 @@ def bench() -> None:
 
 bench.add_command(handoff)
 bench.add_command(plan)
+bench.add_command(resolve)
 
 
 @bench.command()
