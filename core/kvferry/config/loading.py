@@ -42,7 +42,7 @@ def load_engine_args(path: str | os.PathLike[str]) -> EngineArgs:
     if not isinstance(document, Mapping):
         raise ConfigError(
             f"{os.fspath(path)}: an engine configuration is a mapping of keys to values, "
-            f"but this file holds {type(document).__name__}; see docs/resolution.md for its keys"
+            f"but this file holds {type(document).__name__}; see docs/reference/configuration.md for its keys"
         )
     return parse_engine_args(document, origin=os.fspath(path))
 
