@@ -8,6 +8,7 @@ from kvferry.transceiver.fingerprint import (
     Severity,
     compare,
     make_fingerprint,
+    refusal,
 )
 from kvferry_plugins.layout import KvLayout, LayerGroup, dense_pool
 from kvferry_plugins.types import Role
@@ -112,3 +113,67 @@ def test_every_fatal_field_that_a_setting_decides_has_advice():
     settings = {"backend", "dtype", "windows", "tokens_per_block", "checksum", "model.config", "model.weights"}
     assert settings | {"protocol", *PLUGIN_FIELDS} == set(ADVICE)
     assert {field for field in SEVERITY if SEVERITY[field] is Severity.FATAL} >= settings
+
+
+def with_plugins(plugins, digests=None, **options):
+    return make_fingerprint(
+        backend="SCRIPTED",
+        runtime="PYTHON",
+        layout=layout(),
+        model={},
+        checksum=False,
+        libraries={},
+        plugins=plugins,
+        plugin_digests=digests or {},
+        **options,
+    )
+
+
+ACME, APEX = {"acme": "acme-kvferry 1.0"}, {"apex": "apex-kvferry 2.0"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ((ACME | APEX, {}), (APEX, {}), "plugins: {'acme': 'acme-kvferry 1.0'} here, {} there"),
+        ((APEX, {}), (ACME | APEX, {}), "plugins: {} here, {'acme': 'acme-kvferry 1.0'} there"),
+        (
+            (ACME, {"acme": "sha256:1"}),
+            ({"acme": "acme-kvferry 1.1"}, {"acme": "sha256:2"}),
+            "plugins: {'acme': 'acme-kvferry 1.0'} here, {'acme': 'acme-kvferry 1.1'} there",
+        ),
+        (
+            (ACME | APEX, {"acme": "sha256:1", "apex": "sha256:3"}),
+            (ACME | APEX, {"acme": "sha256:2", "apex": "sha256:3"}),
+            "plugins.digest: {'acme': 'sha256:1'} here, {'acme': 'sha256:2'} there (the same versions, but other files"
+            ")",
+        ),
+        (
+            (ACME, {"acme": "sha256:1"}),
+            (ACME, {}),
+            "plugins.digest: {'acme': 'sha256:1'} here, {} there (the same versions, but other files)",
+        ),
+    ],
+    ids=["missing", "added", "version", "files", "no digest"],
+)
+def test_plugins_that_differ_are_named_alone_and_are_fatal_for_a_locked_worker(ours, theirs, said):
+    peer = with_plugins(*theirs).fields
+    for locked, severity in ((False, Severity.WARNING), (True, Severity.FATAL)):
+        (difference,) = compare(with_plugins(*ours, locked=locked), peer)
+        assert (str(difference), difference.severity) == (said, severity)
+    assert said in str(refusal([difference], "peer"))
+    assert "start without --locked" in str(refusal([difference], "peer"))
+
+
+def test_a_peer_that_says_nothing_of_files_differs_from_a_locked_worker():
+    peer = {name: value for name, value in with_plugins(ACME).fields.items() if name != "plugins.digest"}
+    (difference,) = compare(with_plugins(ACME, {"acme": "sha256:1"}, locked=True), peer)
+    assert (difference.field, difference.theirs, difference.severity) == ("plugins.digest", None, Severity.FATAL)
+
+
+@pytest.mark.parametrize("value", [None, 3, "acme", ["acme"], {3: 4}, {"acme": None}, {b"acme": {}}], ids=repr)
+@pytest.mark.parametrize("field", PLUGIN_FIELDS)
+def test_what_a_peer_calls_its_plugins_is_compared_whatever_it_is(field, value):
+    ours = with_plugins(ACME, {"acme": "sha256:1"}, locked=True)
+    found = compare(ours, {**ours.fields, field: value})
+    assert {difference.field for difference in found} in ({field}, set(PLUGIN_FIELDS))
