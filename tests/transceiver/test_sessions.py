@@ -347,6 +347,13 @@ def test_without_a_transfer_clock_only_the_peers_life_bounds_it(run_pair, fetch,
     assert [event.outcome for event in ended(pair)] == ["completed", "completed"]
 
 
+def test_a_poll_interval_of_null_is_the_default(run_pair, fetch):
+    pair = run_pair(config={"kv_transfer_poll_interval_ms": None})
+    fetch(pair)
+    assert pair.generation.transceiver._shared.clocks.poll_interval == 5.0
+    assert [event.outcome for event in ended(pair)] == ["completed", "completed"]
+
+
 def test_clocks_run_although_the_agent_raises(run_pair, fetch, kit, monkeypatch):
     pair = run_pair([Hold()])
     kit.set_clocks(pair.generation, transfer=0.2)

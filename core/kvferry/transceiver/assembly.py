@@ -85,5 +85,5 @@ def _clocks(spec: TransceiverSpec) -> Clocks:
     return Clocks(
         admission=spec.config.get("kv_transfer_admission_timeout_ms", 60_000) / 1000,
         transfer=transfer_ms / 1000 if transfer_ms is not None else None,
-        poll_interval=spec.config.get("kv_transfer_poll_interval_ms", 5_000) / 1000,
+        poll_interval=(spec.config.get("kv_transfer_poll_interval_ms") or 5_000) / 1000,
     )
