@@ -9,7 +9,7 @@ NATIVE := core/native
 NATIVE_SOURCES := $(NATIVE)/CMakeLists.txt $(NATIVE)/pyproject.toml $(shell find $(NATIVE)/src $(NATIVE)/include $(NATIVE)/raw $(NATIVE)/kvferry_native -type f -not -name '*.pyc' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install generated demo test churn lint bench docs faults native native-test sanitize clean
+.PHONY: help install generated demo test churn lint bench docs newcomer faults native native-test sanitize clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ bench: $(STAMP) ## Our transceiver against the raw transport, in one run
 
 docs: $(STAMP) ## The documentation as a site, strictly: site/index.html (to read while writing: mkdocs serve)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+newcomer: ## A newcomer's path, timed: install, explain, a plugin of one's own, test it; in a fresh folder
+	docs/newcomer.sh $(ARGS)
 
 NATIVE_CMAKE = $(BIN)/cmake -S $(NATIVE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
     -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DKVFERRY_PYTHON=OFF -DKVFERRY_TESTS=ON
