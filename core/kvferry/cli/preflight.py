@@ -106,7 +106,7 @@ def _running(role: "Role", address: str, flags: tuple[str, ...]) -> "Side":
     from kvferry.preflight.workers import side_from_worker
 
     registry = open_registry(make_toggles(None, flags))
-    return side_from_worker(role, address, ask_status(address), registry=registry)
+    return side_from_worker(role, address, ask_status(address, named=f"the {role.value} side"), registry=registry)
 
 
 def _planned(role: "Role", source: str, model: Path | None, flags: tuple[str, ...]) -> "Side":

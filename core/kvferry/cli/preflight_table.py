@@ -27,8 +27,8 @@ _COLOURS = {
 _VERDICT = 13
 """Columns of the verdict."""
 _NAMED = "unknown", "fine"
-_NARROWEST = 8
-"""Columns of a value, at least."""
+_NARROWEST = 12
+"""Columns of a value below which values stand in lines of their own."""
 _DIGEST = 12
 """Characters of a digest that are shown."""
 
@@ -41,11 +41,12 @@ def print_comparison(sides: "tuple[Side, Side]", checked: "Sequence[Checked]") -
     """Print both sides, every field, and how many there are of each verdict."""
     width = max(shutil.get_terminal_size().columns, 60)
     for side in sides:
-        click.echo(printable(f"{side.role.value:<12} {_side(side)}"))
+        click.echo("\n".join(_folded(_side(side), width, first=side.role.value)))
     click.echo()
     name = max([len("field"), *(len(each.field) for each in checked)]) + 2
-    value = max(_NARROWEST, (width - _VERDICT - name - 2) // 2)
-    click.echo(f"{'verdict':<{_VERDICT}}{'field':<{name}}{'context':<{value + 2}}generation")
+    value = (width - _VERDICT - name - 2) // 2
+    if value >= _NARROWEST:
+        click.echo(f"{'verdict':<{_VERDICT}}{'field':<{name}}{'context':<{value + 2}}generation")
     for each in _together(checked):
         click.echo("\n".join(_lines(each, name, value, width)))
     click.echo(f"\n{summary(checked)}")
@@ -86,17 +87,26 @@ def _lines(each: "Checked", name: int, value: int, width: int) -> Iterator[str]:
         yield f"{label}{names.strip()}"
         yield from (*more, *_folded(each.reason, width))
         return
-    first, second = _values(each)
-    columns = [textwrap.wrap(printable(text), value, break_on_hyphens=False) or [""] for text in (first, second)]
-    for number in range(max(map(len, columns))):
-        left, right = (column[number] if number < len(column) else "" for column in columns)
-        head = f"{label}{each.field:<{name}}" if number == 0 else " " * (_VERDICT + name)
-        yield f"{head}{left:<{value + 2}}{right}".rstrip()
+    yield from _row(each, label, name, value, width)
     if each.reason:
         yield from _folded(each.reason, width)
     ways = ("in", "or in")
     for number, change in enumerate(each.changes):
         yield from _folded(f"{ways[min(number, 1)]} {change.where}: {change.line}", width)
+
+
+def _row(each: "Checked", label: str, name: int, value: int, width: int) -> Iterator[str]:
+    """Yield a field and its values, in columns where there is room for them."""
+    first, second = _values(each)
+    if value < _NARROWEST:
+        yield f"{label}{each.field}"
+        yield from _folded(f"context {first}, generation {second}", width)
+        return
+    columns = [textwrap.wrap(printable(text), value, break_on_hyphens=False) or [""] for text in (first, second)]
+    for number in range(max(map(len, columns))):
+        left, right = (column[number] if number < len(column) else "" for column in columns)
+        head = f"{label}{each.field:<{name}}" if number == 0 else " " * (_VERDICT + name)
+        yield f"{head}{left:<{value + 2}}{right}".rstrip()
 
 
 def _values(each: "Checked") -> tuple[str, str]:
@@ -125,12 +135,12 @@ def _pairs(value: Mapping[str, object]) -> list[str]:
     return [f"{name}: {written(each)}" for name, each in value.items()]
 
 
-def _folded(text: str, width: int) -> list[str]:
+def _folded(text: str, width: int, *, first: str = "") -> list[str]:
     indent = " " * _VERDICT
     return textwrap.wrap(
         printable(text),
         width,
-        initial_indent=indent,
+        initial_indent=first.ljust(_VERDICT),
         subsequent_indent=f"{indent}  ",
         break_long_words=False,
         break_on_hyphens=False,

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 5.0
 
 
-def ask_status(address: str) -> dict[str, Any]:
+def ask_status(address: str, *, named: str = "--worker") -> dict[str, Any]:
     """Fetch ``/status``.
 
     Args:
         address: ``http://HOST:PORT`` as the worker's ready line has it, or ``HOST:PORT``.
+        named: what the operator gave it as, for errors.
 
     Raises:
         ConfigError: that is no address.
@@ -28,14 +29,14 @@ def ask_status(address: str) -> dict[str, Any]:
     import urllib.request
     from http.client import HTTPException, InvalidURL
 
-    url = _status_url(address)
+    url = _status_url(address, named)
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=ANSWER_SECONDS) as answer:
             status = json.load(answer)
         status["plan"]["decisions"], status["transceiver"], status["plugins"]
     except InvalidURL as error:
-        raise _no_address(address, error) from error
+        raise _no_address(address, named, error) from error
     except urllib.error.URLError as error:
         raise KvferryError(f"no worker answers at {url}: {error.reason}; is it still running?") from error
     except (HTTPException, OSError, ValueError, KeyError, TypeError) as error:
@@ -44,7 +45,7 @@ def ask_status(address: str) -> dict[str, Any]:
     return result
 
 
-def _status_url(address: str) -> str:
+def _status_url(address: str, named: str) -> str:
     """Raises ConfigError for what can be no address."""
     from urllib.parse import urlsplit
 
@@ -55,12 +56,12 @@ def _status_url(address: str) -> str:
             raise ValueError("scheme, host or port is missing")
         parts.hostname.encode("idna")
     except ValueError as error:
-        raise _no_address(address, error) from error
+        raise _no_address(address, named, error) from error
     return url
 
 
-def _no_address(address: str, error: Exception) -> ConfigError:
-    return ConfigError(f"--worker {address!r} is no http://HOST:PORT, as a worker's ready line has it: {error}")
+def _no_address(address: str, named: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{named} {address!r} is no http://HOST:PORT, as a worker's ready line has it: {error}")
 
 
 def plan_of(status: Mapping[str, Any]) -> "Plan":

@@ -44,6 +44,8 @@ def _line(field: str, side: Side, other: Side) -> str | None:
         section, key = _SECTIONS[field]
         values = other.settings.transceiver if section == TRANSCEIVER else other.settings.cache
         return setting(section, key, values[key]) if values is not None and key in values else None
+    if field == "roles" and side.fact("dtype") != other.fact("dtype"):  # the rows' bytes are the dtype's
+        return _dtype(side, other)
     if field in _OF_THE_MODEL:
         return f"serve {other.model}" if other.model else None
     make = _LINES.get(field)

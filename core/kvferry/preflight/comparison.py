@@ -8,6 +8,7 @@ from kvferry.preflight.sides import Fact, Side
 from kvferry.preflight.verdicts import Checked, Verdict
 from kvferry.transceiver.fingerprint import (
     ADVICE,
+    GEOMETRY,
     SEVERITY,
     Difference,
     Fingerprint,
@@ -30,7 +31,9 @@ def compare_sides(context: Side, generation: Side) -> list[Checked]:
     """Say of each field of the handshake how it is, in the handshake's order."""
     context, generation = _same_model(context, generation)
     differences = {each.field: each for each in _differences(context, generation)}
-    for each in (*_unmappable(context, generation), *_blocks_of_any_model(context, generation)):
+    if not differences.keys() & set(GEOMETRY):  # layouts meet only where the fingerprints go together
+        differences |= {each.field: each for each in _unmappable(context, generation)}
+    for each in _blocks_of_any_model(context, generation):
         differences.setdefault(each.field, each)
     return [_checked(name, context, generation, differences.get(name)) for name in ("protocol", *SEVERITY)]
 
