@@ -4,13 +4,13 @@ kvferry refuses a wrapper that leaves a member to the contract's default (``kvfe
 goes further: that each call arrives with the arguments that it was made with, that the answer comes back, and an error.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
 
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.forwarding import contract_members, forgotten, wrapped_by
+from kvferry_plugins.testing.conformance.raising import raised_by
 from kvferry_plugins.testing.conformance.recording import (
     LASTING,
     Given,
@@ -90,7 +90,7 @@ class ForwardingConformance:
         wrapper = self.wrap(wrapped)
         recording.error = TransferError(f"the wrapped object refuses {method}")
         positional, by_name = arguments_of(self.contract, method, optional=True)
-        found = _raised_by(getattr(wrapper, method), positional, by_name)
+        found = raised_by(getattr(wrapper, method), *positional, **by_name)
         assert found is recording.error, (
             f"{type(wrapper).__name__}.{method} raised {found!r} where the wrapped object raised {recording.error!r}"
         )
@@ -113,12 +113,3 @@ class ForwardingConformance:
             assert calls[0][argument] is value or calls[0][argument] == value, (
                 f"{name}.{method} handed on {argument}={calls[0][argument]!r} instead of {value!r}"
             )
-
-
-def _raised_by(function: Callable[..., object], positional: Sequence[Any], by_name: Mapping[str, Any]) -> object:
-    """Return the exception that a call raised, or None."""
-    try:
-        function(*positional, **by_name)
-    except Exception as error:
-        return error
-    return None
