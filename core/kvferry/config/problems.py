@@ -7,7 +7,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kvferry.config.nearest import nearest
-from kvferry.config.settings import settings
 from kvferry_plugins.errors import ConfigError, ResolutionError
 
 
@@ -34,6 +33,8 @@ def dotted(detail: ErrorDetails) -> str:
 
 def known_keys() -> Iterator[str]:
     """Yield every dotted key of the configuration, sections too."""
+    from kvferry.config.settings import settings
+
     return (setting.key for setting in settings())
 
 
@@ -94,6 +95,8 @@ def _shown(value: object) -> str:
 
 def _siblings(section: str) -> Iterable[str]:
     """Name the keys of a section; the positions within a list are none of its name."""
+    from kvferry.config.settings import settings
+
     wanted = ".".join(part for part in section.split(".") if not part.isdigit())
     return [setting.name for setting in settings() if setting.key.rpartition(".")[0] == wanted]
 
