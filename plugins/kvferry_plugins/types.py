@@ -68,6 +68,7 @@ class RuntimeSupport:
     """What a backend can do under one runtime."""
 
     needs_finite_timeout: bool = False
+    """Whether ``kv_transfer_timeout_ms: null`` cannot be had under it."""
     managers: frozenset[str] | None = None
     """Names of the managers that it can drive; None = all."""
 
@@ -101,18 +102,25 @@ class TransceiverRuntime:
     """An implementation of the transceiver, as its plugin declares it."""
 
     name: str
+    """``PYTHON`` or ``CPP``: what ``transceiver_runtime`` and models' preferences name."""
     class_name: str
     """What the log calls it: ``Using KvCacheTransceiverV2``."""
     managers: frozenset[str] | None = None
     """Managers that it can drive; None = all."""
     pipelining: bool = False
+    """Whether chunks of a prefill may leave while later ones are computed (``enable_pipelined_transfer``)."""
     schedule_styles: frozenset[ScheduleStyle] = frozenset({ScheduleStyle.CONTEXT_FIRST})
+    """Which worker may hear of a request first."""
     inflight_cancellation: bool = False
+    """Whether a transfer can be cancelled while bytes are on their way."""
     timing: bool = False
+    """Whether its events say when each part began and ended."""
     shared_pools: bool = False
     """Whether it gains by pools that other processes of the host can map (``ManagerSpec.shared``)."""
     requires: tuple[str, ...] = ()
+    """As a backend's."""
     install: str = ""
+    """The command that installs what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class ManagerKind:
     name: str
     """``V1``, ``V2``, or a plugin's own."""
     class_name: str
+    """What people call it."""
     layer_groups: bool = False
     """Whether layers of different life cycles get pools of their own."""
     tiers: bool = False
@@ -131,7 +140,9 @@ class ManagerKind:
     blocks at address 0: pure, without memory and without torch. ``kvferry preflight`` compares it with the other
     side's before anything starts; empty = nobody knows until the manager is built."""
     requires: tuple[str, ...] = ()
+    """As a backend's."""
     install: str = ""
+    """The command that installs what is missing."""
 
 
 # --- decisions --------------------------------------------------------------------------------------------------
@@ -142,9 +153,13 @@ class Candidate:
     """A value that lost, or was not asked; ``reason`` says why."""
 
     value: Any
+    """None where nobody was asked."""
     source: Source
+    """Who wanted it."""
     by: str | None
+    """The plugin or variable."""
     reason: str
+    """Why it did not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +169,17 @@ class Decision:
     setting: str
     """Dotted key."""
     requested: Any
+    """What was written, or the default."""
     value: Any
     """What the setting holds afterwards."""
     source: Source
+    """Who decided: ``user``, ``environment``, ``model``, ``default``, ``fallback``."""
     by: str | None
     """The plugin, variable or file that decided."""
     reason: str
+    """Why, in words."""
     candidates: tuple[Candidate, ...] = ()
+    """What lost, or was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +187,11 @@ class Providers:
     """The plugins that ``build`` will ask; None where there is nothing to build."""
 
     backend: str | None
+    """Who makes the transfer agent."""
     runtime: str | None
+    """Who makes the transceiver."""
     manager: str | None
+    """Who makes the KV-cache manager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +199,11 @@ class Plan:
     """What ``resolve`` returns: the effective configuration and every decision that led to it."""
 
     architecture: str | None
+    """As the checkpoint names it; None = no model was given, or it names none."""
     execution_architecture: str | None
+    """What the loader runs the checkpoint with."""
     decisions: tuple[Decision, ...]
+    """In the order of the steps: backend, the settings that were written or defaulted, runtime, manager."""
     effective: Mapping[str, Any]
     """The whole engine configuration as plain values, immutable; nested sections are mappings."""
     manager: str
@@ -188,7 +213,9 @@ class Plan:
     runtime: str | None
     """What the transceiver really runs on; None = no transceiver."""
     providers: Providers
+    """The plugins that ``build`` will ask."""
     warnings: tuple[str, ...] = ()
+    """What ``build`` logs as warnings, and ``explain`` prints."""
     log: tuple[str, ...] = ()
     """The lines that ``build`` logs once each, at INFO."""
 
@@ -299,12 +326,17 @@ class ManagerSpec:
     """What ``create_kv_cache_manager`` builds from."""
 
     kind: str
+    """Which of the kinds that the plugin declares: its name."""
     geometry: ModelGeometry
+    """Of this rank's part of the model."""
     tokens_per_block: int
+    """Tokens of a block."""
     max_tokens: int | None
     """Capacity in tokens; None = take ``free_memory_fraction`` of what the device has free."""
     free_memory_fraction: float
+    """Share of the device's free memory, where ``max_tokens`` is None."""
     enable_block_reuse: bool
+    """Whether committed prefixes are found again."""
     device: str
     """``cpu`` or ``cuda:N``."""
     shared: bool = False
@@ -335,10 +367,13 @@ class AgentSpec:
     """What ``create_transfer_agent`` builds from."""
 
     backend: str
+    """Which of the backends that the plugin declares: its name."""
     name: str
     """Unique among the peers: instance and rank."""
     device: str
+    """Where the pools are that it will register: ``cpu`` or ``cuda:N``."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What else the runtime asks for: the keys above, and whatever a backend of its own reads."""
     runtime: str = "PYTHON"
     """Who drives the agent: under ``CPP`` it must be a ``BlockTransferAgent``."""
 
@@ -358,9 +393,13 @@ class TransceiverSpec:
     """What ``create_transceiver`` builds from."""
 
     role: Role
+    """The side that this worker serves."""
     runtime: str
+    """Which of the runtimes that the plugin declares: its name."""
     backend: str
+    """The effective backend, for the handshake and for messages."""
     manager: "KVCacheManager"
+    """Whose blocks are moved; the transceiver does not shut it down."""
     create_agent: "Callable[[AgentSpec], TransferAgent]"
     """Asks the plan's backend provider, naming it in every error."""
     model: Mapping[str, str]
@@ -370,9 +409,11 @@ class TransceiverSpec:
     plugins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Active model and backend plugins: name → distribution and version."""
     peers: tuple[Peer, ...] = ()
+    """Who may connect from beyond loopback; empty = loopback only, and the same user."""
     bind: str = "tcp://127.0.0.1:0"
     """Where the control socket listens; port 0 = any free one."""
     device: str = "cpu"
+    """Where the manager's pools are: ``cpu`` or ``cuda:N``."""
     on_event: "Callable[[TransferEvent], None] | None" = None
     """Told the end of every transfer, off the transfer loop."""
     ranks: RankSpec | None = None
@@ -429,13 +470,17 @@ class TransferEvent:
     """The end of one transfer, for ``transfer_finished`` and for whoever prints a table."""
 
     request_id: int
+    """As the engine of this side knows it."""
     role: Role
+    """The side that tells it."""
     outcome: Outcome
+    """``completed``, ``failed`` or ``cancelled``."""
     peer: str
     """Instance of the peer, or its endpoint if there was no handshake."""
     nbytes: int
     """Bytes that travelled (0 where the whole prefix was there)."""
     blocks: int
+    """Blocks that they fill."""
     admission_seconds: float
     """From the request's start here to POSTING."""
     transfer_seconds: float
@@ -449,6 +494,7 @@ class TransferEvent:
     posted: float = 0.0
     """When POSTING came, or was said."""
     ended: float = 0.0
+    """When it was over."""
     arrivals: tuple[tuple[float, int], ...] = ()
     """Generation: when so many bytes in all were known to be here, chunk by chunk."""
 
