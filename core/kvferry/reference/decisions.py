@@ -32,6 +32,9 @@ RUNTIME_TEXT: Final = """\
 `cache_transceiver_config.transceiver_runtime`. *Preferred* is what the model's plugin answers to
 `preferred_transceiver_runtime`, *time-out* is `kv_transfer_timeout_ms`."""
 
+ASKED_TEXT: Final = """\
+`auto` on `NIXL`, with `acme` preferring `PYTHON` for `AcmeForCausalLM` alone."""
+
 MANAGER_TEXT: Final = """\
 `kv_cache_config.use_kv_cache_manager_v2`. *Default* is what the model's plugin answers to `model_defaults`."""
 
@@ -51,6 +54,7 @@ def decisions_page() -> str:
         f"## The backend\n\n{BACKEND_TEXT}\n\n{_backends()}",
         f"## The runtime\n\n{RUNTIME_TEXT}",
         *_runtimes(),
+        f"### Which models are asked\n\n{ASKED_TEXT}\n\n{_asked()}",
         f"## The KV-cache manager\n\n{MANAGER_TEXT}\n\n{_managers()}",
         f"## Plugins that disagree\n\n{RANK_TEXT}\n\n{_ranks()}",
     )
@@ -164,6 +168,26 @@ def _merged(answers: Mapping[tuple[str | None, int | None], Row]) -> Iterable[Ro
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _asked() -> str:
+    """Resolve what differs in the model alone."""
+    registry = isolated_registry(FakeModelPlugin(ARCHITECTURE, runtime="PYTHON", name="acme"))
+    external = {"model_loader": "external"}
+    asked: list[tuple[str, ModelSpec | None, dict[str, Any], str | None]] = [
+        (f"{code(ARCHITECTURE)}", ModelSpec(ARCHITECTURE), {}, None),
+        (f"{code(ARCHITECTURE)}, run as `AcmeMtpDraft`", ModelSpec(ARCHITECTURE), {}, "AcmeMtpDraft"),
+        ("`AcmeMoeForCausalLM`, a class below it", ModelSpec("AcmeMoeForCausalLM"), {}, None),
+        (f"{code(ARCHITECTURE)}, with `model_loader: external`", ModelSpec(ARCHITECTURE), external, None),
+        ("a checkpoint that names no architecture", ModelSpec(None), {}, None),
+        ("no model", None, {}, None),
+    ]
+    rows = []
+    for shown, model, extra, executed in asked:
+        config = {"cache_transceiver_config": {"backend": "NIXL"}, **extra}
+        plan = resolve(config, model=model, registry=registry, environ={}, execution_architecture=executed)
+        rows.append((shown, code(plan.runtime), *_outcome(plan, RUNTIME)[1:]))
+    return table(("model", "runs on", "source", "why"), rows)
 
 
 # --- the manager ----------------------------------------------------------------------------------------------------
