@@ -20,8 +20,8 @@ def run_suites(
     assert report.is_file(), done.stdout + done.stderr
     found: dict[str, dict] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        bad = [
-            each.get("message", "") + (each.text or "") for each in case if each.tag in ("failure", "error", "skipped")
-        ]
-        found.setdefault(case.get("classname", "").rpartition(".")[2], {})[case.get("name")] = bad[0] if bad else None
+        bad = [each for each in case if each.tag in ("failure", "error", "skipped")]
+        why = "".join(each.get("message", "") + (each.text or "") for each in bad)
+        tests = found.setdefault(case.get("classname", "").rpartition(".")[2], {})
+        tests[case.get("name")] = "".join(filter(None, (tests.get(case.get("name")), why))) or None
     return found
