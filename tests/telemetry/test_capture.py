@@ -2,11 +2,13 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvferry
 from kvferry.checkpoint import ModelSpec
 from kvferry.config import parse_engine_args
 from kvferry.dispatcher import resolve
@@ -265,3 +267,13 @@ def test_capturing_sends_writes_and_starts_nothing_and_imports_nothing_heavy():
 
     assert happened == "[]"
     assert not {"torch", "nixl", "zmq", "numpy", "transformers", "httpx"}.intersection(modules)
+
+
+def test_nobody_of_kvferrys_own_captures_anything():
+    core = Path(kvferry.__file__).parent
+    using = {
+        str(path.relative_to(core))
+        for path in core.rglob("*.py")
+        if "kvferry.telemetry" in path.read_text() and path.parent.name != "telemetry"
+    }
+    assert using == {"cli/schema.py", "reference/documents.py", "reference/telemetry.py"}

@@ -42,10 +42,5 @@ def prose(docstring: str) -> str:
     return re.sub(r"(?<!`)``([^`]+)``(?!`)", r"`\1`", docstring)
 
 
-def slug(heading: str) -> str:
-    """Name a heading as links do."""
-    return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
-
-
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
