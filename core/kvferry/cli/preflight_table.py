@@ -29,6 +29,8 @@ _VERDICT = 13
 _NAMED = "unknown", "fine"
 _NARROWEST = 12
 """Columns of a value below which values stand in lines of their own."""
+_PAIRS = 3
+"""Of a mapping that are shown."""
 _DIGEST = 12
 """Characters of a digest that are shown."""
 
@@ -132,7 +134,8 @@ def _value(each: "Checked", value: object) -> str:
 
 
 def _pairs(value: Mapping[str, object]) -> list[str]:
-    return [f"{name}: {written(each)}" for name, each in value.items()]
+    pairs = [f"{name}: {written(each)}" for name, each in value.items()]
+    return pairs if len(pairs) <= _PAIRS else [*pairs[:_PAIRS], f"and {len(pairs) - _PAIRS} more"]
 
 
 def _folded(text: str, width: int, *, first: str = "") -> list[str]:
