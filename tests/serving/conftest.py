@@ -289,11 +289,13 @@ def load_once(folder: str, dtype: str) -> LoadedModel:
 
 
 @contextlib.contextmanager
-def local_worker(role: Role, model: str, config: dict[str, Any], registry, chunk: int | None) -> Iterator[LocalWorker]:
+def local_worker(
+    role: Role, model: str, config: dict[str, Any], registry, chunk: int | None, **options: Any
+) -> Iterator[LocalWorker]:
     def load(folder, dtype, *, device, progress) -> LoadedModel:
         return load_once(str(folder), dtype)
 
-    options = WorkerOptions(role, model, prefill_chunk=chunk, threads=1)
+    options = WorkerOptions(role, model, prefill_chunk=chunk, threads=1, **options)
     with contextlib.ExitStack() as stack:
         args = parse_engine_args(config)
         service = stack.enter_context(
@@ -314,7 +316,9 @@ def local_pair(small_model, request):
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as stack:
 
-        def start(*, memory=None, generation_memory=None, chunk=32, plugins=(), lease=20_000, **transceiver) -> Pair:
+        def start(
+            *, memory=None, generation_memory=None, chunk=32, plugins=(), lease=20_000, options=None, **transceiver
+        ) -> Pair:
             registry = isolated_registry(ScriptedBackend(), *plugins)
             times = {"kv_transfer_timeout_ms": 20_000, "kv_transfer_admission_timeout_ms": lease}
             memory = {"dtype": "float32", "max_tokens": 2048, "tokens_per_block": 16, **(memory or {})}
@@ -322,8 +326,12 @@ def local_pair(small_model, request):
             config = {"cache_transceiver_config": chosen, "kv_cache_config": memory, "device": "cpu"}
             other = {**config, "kv_cache_config": {**memory, **(generation_memory or {})}}
             pair = Pair(
-                stack.enter_context(local_worker(Role.CONTEXT, small_model, config, registry, chunk)),
-                stack.enter_context(local_worker(Role.GENERATION, small_model, other, registry, chunk)),
+                stack.enter_context(
+                    local_worker(Role.CONTEXT, small_model, config, registry, chunk, **(options or {}))
+                ),
+                stack.enter_context(
+                    local_worker(Role.GENERATION, small_model, other, registry, chunk, **(options or {}))
+                ),
                 block_tokens=16,
                 token_bytes=2 * 2 * 16 * 4,  # layers, key and value, head dimension, float32
             )

@@ -64,9 +64,10 @@ def handoff(
     chunk sent while the next is computed). No prefix is reused, and all outputs must be equal.
     """
     from kvferry.bench.handoff import WAYS, Plan, measure
-    from kvferry.bench.perfetto import require_trace, write_trace
+    from kvferry.bench.perfetto import write_trace
     from kvferry.cli.demo import plugin_arguments
     from kvferry.integrations.checkpoints import find_checkpoint
+    from kvferry.tracing.perfetto import require_trace
 
     if trace is not None:
         require_trace(trace)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvferry.registry.toggles import Toggles
     from kvferry.serving.worker import Ready
 
-NOT_READY = {"ready": False, "http": None, "control": None, "pid": None}
+NOT_READY = {"ready": False, "http": None, "control": None, "pid": None, "metrics": None}
 """The keys of the JSON beyond the envelope, where the worker does not start."""
 
 
@@ -45,6 +45,23 @@ NOT_READY = {"ready": False, "http": None, "control": None, "pid": None}
     "--threads", type=click.IntRange(1), help="Threads that torch computes with; half of the cores if not given."
 )
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics on a loopback port of their own too, which answers whatever HTTP does; 0 = any free one.",
+)
+@click.option(
+    "--stall-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="A thread that is so long at one piece of work makes the worker not ready.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write FILE.json at the end and on SIGUSR2, which ui.perfetto.dev opens.",
+)
+@click.option(
     "--locked",
     is_flag=False,
     flag_value="",
@@ -66,13 +83,17 @@ def worker(
     prefill_chunk: int | None,
     drain_seconds: float,
     threads: int | None,
+    metrics_port: int | None,
+    stall_seconds: float,
+    trace: Path | None,
     locked: str | None,
     as_json: bool,
 ) -> None:
     """Serve the context or the generation side over HTTP.
 
-    Prints one line once it is ready: with --json an object with http, control and pid. SIGTERM drains: exit status 0
-    when nothing is left, 1 at the deadline. SIGUSR1 writes the status and all stacks to stderr.
+    Prints one line once it is ready: with --json an object with http, control, pid and metrics. SIGTERM drains: exit
+    status 0 when nothing is left, 1 at the deadline. SIGUSR1 writes the status and all stacks to stderr, SIGUSR2 the
+    trace so far.
     """
     import logging
 
@@ -90,7 +111,9 @@ def worker(
     for warning in registry.warnings:
         click.echo(f"warning: {warning}", err=True)
     options = WorkerOptions(Role(role), model, host, port, control_bind, prefill_chunk, drain_seconds, threads)
-    options = replace(options, locked=lock is not None)
+    options = replace(
+        options, locked=lock is not None, metrics_port=metrics_port, stall_seconds=stall_seconds, trace=trace
+    )
     raise SystemExit(
         run_worker(
             options, args, registry, progress=tell_progress(), on_ready=lambda at: _print_ready(at, role, as_json)
@@ -117,7 +140,8 @@ def _require_serve_extra() -> None:
 
     from kvferry_plugins.errors import BackendUnavailableError
 
-    missing = [name for name in ("torch", "transformers", "starlette", "uvicorn") if find_spec(name) is None]
+    needed = ("torch", "transformers", "starlette", "uvicorn", "prometheus_client")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise BackendUnavailableError(
             f"a worker needs {' and '.join(missing)}, not installed here; pip install 'kvferry[serve]'"
@@ -128,5 +152,6 @@ def _print_ready(ready: "Ready", role: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"ready": True, "role": role, **asdict(ready)}))
     else:
-        click.echo(f"{role} worker ready: {ready.http} (control {ready.control}, pid {ready.pid})")
+        metrics = f", metrics {ready.metrics}" if ready.metrics else ""
+        click.echo(f"{role} worker ready: {ready.http} (control {ready.control}, pid {ready.pid}{metrics})")
     sys.stdout.flush()

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -15,7 +16,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvferry.serving.answers import Answer
+from kvferry.serving.aside import Aside
 from kvferry.serving.failures import Failure, RequestError, failure_of
+from kvferry.serving.metrics import scrape
 from kvferry.serving.output import Output
 from kvferry.serving.protocol import MAX_BODY_BYTES, read_completion_request
 from kvferry.serving.service import Service
@@ -25,6 +28,11 @@ logger = logging.getLogger("kvferry.serving")
 
 CLIENT_GONE = 499
 """Nobody hears this status; it is what nginx calls a client that hung up."""
+
+ANSWER_SECONDS = 10.0
+"""How long a status, or the metrics, may take."""
+
+OPENMETRICS = "application/openmetrics-text"
 
 T = TypeVar("T")
 
@@ -46,7 +54,24 @@ def make_app(service: Service) -> Starlette:
         return _state(service.not_ready)
 
     async def status(request: Request) -> Response:
-        return Response(json.dumps(service.status(), default=plain), media_type="application/json")
+        try:
+            return Response(await tell_status(), media_type="application/json")
+        except RequestError as error:
+            return _failed(error.failure)
+
+    async def metrics(request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        try:
+            body, content_type = await tell_metrics[accept.startswith(OPENMETRICS)]()
+        except RequestError as error:
+            return _failed(error.failure)
+        return Response(body, headers={"Content-Type": content_type})
+
+    tell_status = Aside("status", lambda: json.dumps(service.status(), default=plain), ANSWER_SECONDS)
+    tell_metrics = [
+        Aside("metrics", partial(scrape, service.metrics, accept), ANSWER_SECONDS)
+        for accept in ("", f"{OPENMETRICS}; version=1.0.0")
+    ]
 
     started = int(time.time())
     return Starlette(
@@ -56,6 +81,7 @@ def make_app(service: Service) -> Starlette:
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/status", status),
+            Route("/metrics", metrics),
         ],
         exception_handlers={HTTPException: _http_error},
     )
@@ -97,7 +123,7 @@ async def _complete(service: Service, request: Request) -> Response:
         answer = Answer(output, await _unless_gone(request, output.started()), service.model_name)
         if call.stream:
             streamed = True
-            return _EventStream(output, answer)
+            return _EventStream(service, output, answer)
         if answer.comes_first:
             output.detach()
             return JSONResponse(answer.whole([]))
@@ -107,7 +133,9 @@ async def _complete(service: Service, request: Request) -> Response:
     except Exception as error:
         if not isinstance(error, KvferryError | ValueError):
             logger.exception("internal error in a request")
-        return _failed(failure_of(error))
+        failure = failure_of(error)
+        service.count_error(failure)
+        return _failed(failure)
     finally:
         if output is not None and not streamed:
             output.close()
@@ -150,8 +178,9 @@ async def _disconnected(request: Request) -> None:
 class _EventStream(StreamingResponse):
     """Server-sent events; a client that hangs up cancels the request, even before the first event."""
 
-    def __init__(self, output: Output, answer: Answer) -> None:
-        super().__init__(_events(output, answer), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    def __init__(self, service: Service, output: Output, answer: Answer) -> None:
+        events = _events(service, output, answer)
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._output = output
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,7 +190,7 @@ class _EventStream(StreamingResponse):
             self._output.close()
 
 
-async def _events(output: Output, answer: Answer) -> AsyncIterator[str]:
+async def _events(service: Service, output: Output, answer: Answer) -> AsyncIterator[str]:
     try:
         if answer.comes_first:
             yield _event(answer.first_chunk())
@@ -170,7 +199,9 @@ async def _events(output: Output, answer: Answer) -> AsyncIterator[str]:
         if output.call.stream_options.include_usage:
             yield _event(answer.usage_chunk())
     except Exception as error:
-        yield _event(failure_of(error).body())
+        failure = failure_of(error)
+        service.count_error(failure)
+        yield _event(failure.body())
     yield "data: [DONE]\n\n"
 
 

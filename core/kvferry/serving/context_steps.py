@@ -37,13 +37,13 @@ class ContextSteps:
                     job.tell(Started(running.cached_tokens, params=self._params(job, transfer)))
                 yield from self._prefill(job, running, transfer)
                 if job.generation_first:
-                    self._offer(running, transfer)
+                    self._offer(job, running, transfer)
                     self._tell_first(job, running)
                 elif running.finish_reason == "stop":
                     self._tell_over(job, running, transfer)
                     return
                 else:
-                    self._offer(running, transfer)
+                    self._offer(job, running, transfer)
                     first = running.output_token_ids[0]
                     job.tell(Started(running.cached_tokens, params=self._params(job, transfer, first)))
                     self._tell_first(job, running)
@@ -55,22 +55,24 @@ class ContextSteps:
         """Compute the prompt; the transfer's end, which can only be an early one, ends it too."""
         step = job.timeline.timed("prefill", self.engine.prefill_step)
         if running.cached_tokens:
-            self._offer_chunk(transfer, running.cached_tokens)
+            self._offer_chunk(job, transfer, running.cached_tokens)
         while True:
             tokens = yield from computed(step, running)
             if running.prefilled:
                 return
-            self._offer_chunk(transfer, tokens)
+            self._offer_chunk(job, transfer, tokens)
             heed((yield Turn.NEXT))
 
-    def _offer_chunk(self, transfer: TransferRequest, tokens: int) -> None:
+    def _offer_chunk(self, job: Job, transfer: TransferRequest, tokens: int) -> None:
         if self.pipelined:
             self.transceiver.respond_and_send_async(transfer, tokens, last=False)
+            job.timeline.offered(tokens)
 
-    def _offer(self, running: RunningRequest, transfer: TransferRequest) -> None:
+    def _offer(self, job: Job, running: RunningRequest, transfer: TransferRequest) -> None:
         ended = running.finish_reason == "stop"
         aux = pack_first_token(running.output_token_ids[0], sampled=running.sampled, ended=ended)
         self.transceiver.respond_and_send_async(replace(transfer, aux=aux))
+        job.timeline.offered(len(transfer.prompt_token_ids))
 
     def _params(self, job: Job, transfer: TransferRequest, first: int | None = None) -> DisaggregatedParams:
         """What a router passes on; without the first token where that is still to come."""

@@ -4,13 +4,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvferry.serving.failures import RequestError
 from kvferry.serving.jobs import Jobs
 from kvferry.serving.steps import Failed, Job, NoRoomError, Steps, Turn
+from kvferry.transceiver.pulse import Pulse
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.transceiver import KvCacheTransceiver
 from kvferry_plugins.types import TransferEvent
@@ -54,8 +55,14 @@ class EngineLoop:
         self._given_back = False
         """Whether blocks may have come free since a suspended one asked."""
         self._live: set[Job] = set()
+        self._stepping = 0
+        """Jobs whose step is under way: in none of the above."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvferry-engine", daemon=True)
+        self.pulse = Pulse("engine", self._thread)
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Jobs that are over, by request type and by how: completed, failed, cancelled."""
+        self.suspensions = 0
 
     def start(self) -> None:
         """Start the thread."""
@@ -76,13 +83,13 @@ class EngineLoop:
         self._post(lambda: self._cancel(job))
 
     def counts(self) -> dict[str, int]:
-        """Jobs by what they do."""
-        return {
-            "waiting": len(self._waiting),
-            "computing": len(self._ready),
+        """Jobs by what they do; from any thread."""
+        at_work = {
+            "computing": len(self._ready) + self._stepping,
             "transferring": len(self._asleep),
             "suspended": len(self._suspended),
         }
+        return {"waiting": max(0, len(self._live) - sum(at_work.values())), **at_work}
 
     @property
     def idle(self) -> bool:
@@ -114,6 +121,7 @@ class EngineLoop:
         self._end_all()
 
     def _turn(self) -> None:
+        self.pulse.begin()
         self._bell.clear()
         while self._inbox:
             self._inbox.popleft()()
@@ -122,7 +130,9 @@ class EngineLoop:
         self._admit()
         if self._ready:
             self._step(self._ready.popleft())
+            self.pulse.rest()
         else:
+            self.pulse.rest()
             self._bell.wait(LOOK_SECONDS if self._asleep or self._suspended else None)
 
     def _admit(self) -> None:
@@ -170,17 +180,20 @@ class EngineLoop:
         self._go_on(task, lambda: task.steps.send(event))
 
     def _go_on(self, task: _Task, step: Callable[[], Turn]) -> None:
+        self._stepping += 1
         try:
             turn = step()
         except StopIteration:
-            self._over(task)
+            self._over(task.job, "completed")
             return
         except Exception as error:
             if not isinstance(error, KvferryError | ValueError):
                 logger.exception("internal error in request %d", task.job.request_id)
-            self._over(task)
+            self._over(task.job, "failed")
             task.job.tell(Failed(error))
             return
+        finally:
+            self._stepping -= 1
         if turn is Turn.TRANSFER:
             self._asleep[task.job.request_id] = task
         elif turn is Turn.ROOM:
@@ -188,9 +201,11 @@ class EngineLoop:
         else:
             self._ready.append(task)
 
-    def _over(self, task: _Task) -> None:
-        self._live.discard(task.job)
+    def _over(self, job: Job, how: str) -> None:
+        self._live.discard(job)
         self._given_back = True
+        self.ended[job.params.request_type, how] += 1
+        job.over(how)
 
     # --- blocks that are lent ------------------------------------------------------------------------------------
 
@@ -210,6 +225,8 @@ class EngineLoop:
         logger.info("request %d is suspended: an older one needs its blocks", task.job.request_id)
         if task in self._ready:
             self._ready.remove(task)
+        self.suspensions += 1
+        task.job.timeline.suspended()
         self._suspended.append(task)
         self._suspended.sort(key=lambda each: each.job.request_id)
         self._given_back = False
@@ -227,6 +244,7 @@ class EngineLoop:
             except Exception as error:
                 self._lose(self._suspended.pop(0), error)
                 continue
+            task.job.timeline.resumed()
             self._ready.append(self._suspended.pop(0))
 
     def _lose(self, task: _Task, error: Exception) -> None:
@@ -235,7 +253,7 @@ class EngineLoop:
             logger.exception("internal error while request %d was resumed", task.job.request_id)
         with contextlib.suppress(KeyError, type(error)):
             task.steps.throw(error)
-        self._over(task)
+        self._over(task.job, "failed")
         task.job.tell(Failed(error))
 
     # --- ends ----------------------------------------------------------------------------------------------------
@@ -243,7 +261,7 @@ class EngineLoop:
     def _cancel(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-            self._live.discard(job)
+            self._over(job, "cancelled")
             return
         task = self._asleep.pop(job.request_id, None) or self._off_device(job.request_id)
         task = task or next((each for each in self._ready if each.job is job), None)
@@ -257,7 +275,7 @@ class EngineLoop:
             task.steps.close()
         except Exception:
             logger.exception("internal error while request %d was cancelled", task.job.request_id)
-        self._over(task)
+        self._over(task.job, "cancelled")
 
     def _end_all(self) -> None:
         error = RequestError("this worker is shutting down", status=503, code="shutting_down")

@@ -1,28 +1,39 @@
 """What HTTP, signals and the command see of a running worker: its parts, and the door for requests."""
 
 import asyncio
+import functools
 import itertools
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from kvferry.dispatcher import WorkerParts, schedule_obstacle
 from kvferry.integrations.transformers.engine import GenerationRequest, PagedEngine
 from kvferry.integrations.transformers.loading import LoadedModel
 from kvferry.integrations.transformers.sampling import SamplingParams
+from kvferry.metrics.figures import TransferFigures
 from kvferry.registry.door import Registry
 from kvferry.registry.records import plain_record
 from kvferry.serving.engine_loop import EngineLoop
-from kvferry.serving.failures import RequestError
+from kvferry.serving.failures import Failure, RequestError
+from kvferry.serving.metrics import service_metrics
 from kvferry.serving.protocol import CompletionRequest
 from kvferry.serving.steps import Job, News
+from kvferry.serving.timeline import Timeline
+from kvferry.tracing.ring import TraceRing
 from kvferry_plugins.errors import PeerLostError
 from kvferry_plugins.transceiver import KvCacheTransceiver
 from kvferry_plugins.types import DisaggregatedParams, Role, ScheduleStyle
+
+STALL_SECONDS = 10.0
+"""A thread that is so long at one piece of work makes no progress."""
 
 CHARACTERS_PER_TOKEN = 32
 """More than a token of real text has; a longer prompt is refused without tokenising it."""
@@ -41,6 +52,12 @@ class Service:
     engine: PagedEngine
     loop: EngineLoop
     max_seq_len: int | None = None
+    stall_seconds: float = STALL_SECONDS
+    figures: TransferFigures = field(default_factory=TransferFigures)
+    ring: TraceRing | None = None
+    """Where the spans of a trace are kept; None = nobody wants one."""
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Answers that are an error, by status and code."""
     draining: threading.Event = field(default_factory=threading.Event)
     _ids: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     _tokenizing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "kvferry-tokenizer"))
@@ -77,7 +94,7 @@ class Service:
         seed = secrets.randbits(63) if call.seed is None else call.seed
         sampling = SamplingParams(call.temperature, call.top_p, seed)
         request = GenerationRequest(next(self._ids), prompt, call.max_tokens, sampling, call.ignore_eos)
-        return Job(request, params, tell)
+        return Job(request, params, tell, Timeline(self.ring, request.request_id))
 
     @property
     def model_names(self) -> frozenset[str]:
@@ -196,7 +213,27 @@ class Service:
             return "draining"
         if not self.loop.alive or not self.transceiver.status_dump().get("loop_alive", True):
             return "the engine or the transfer loop has ended"
-        return self.transceiver.unusable
+        return self.transceiver.unusable or self.stalled
+
+    @property
+    def stalled(self) -> str | None:
+        """Which thread has work and does not move, and where it hangs; None = both move, or rest."""
+        return self.transceiver.stalled(self.stall_seconds) or self.loop.pulse.stalled(self.stall_seconds)
+
+    def progress(self) -> dict[str, float]:
+        """For how many seconds each thread has been at its present piece of work; a plugin's may not say."""
+        transfer: Any = self.transceiver.status_dump().get("progress")
+        told = {"transfer": float(transfer["seconds_since_progress"])} if transfer else {}
+        return {"engine": self.loop.pulse.seconds, **told}
+
+    @functools.cached_property
+    def metrics(self) -> CollectorRegistry:
+        """What Prometheus is told."""
+        return service_metrics(self)
+
+    def count_error(self, failure: Failure) -> None:
+        """Count an answer that is an error; HTTP's thread."""
+        self.errors[str(failure.status), failure.code] += 1
 
     @property
     def drained(self) -> bool:
@@ -226,7 +263,7 @@ class Service:
             "plugins": self.registry.plugin_set(),
             "plugin_records": [plain_record(record) for record in self.registry.records()],
             "observers": {name: asdict(counts) for name, counts in self.registry.observer_counts().items()},
-            "engine": {"alive": self.loop.alive, **self.loop.counts()},
+            "engine": {"alive": self.loop.alive, **self.loop.counts(), "progress": self.loop.pulse.dump()},
             "manager": {"kind": self.parts.manager.kind, "groups": self.statistics()},
             "transceiver": self.transceiver.status_dump(),
         }

@@ -88,6 +88,11 @@ class Job:
         """The key of its blocks."""
         return self.request.request_id
 
+    def over(self, how: str) -> None:
+        """It has ended: completed, failed or cancelled."""
+        context, tokens = self.params.ctx_request_id, len(self.request.prompt_token_ids)
+        self.timeline.over(type=self.params.request_type, ended=how, prompt_tokens=tokens, ctx_request_id=context)
+
     @property
     def generation_first(self) -> bool:
         """Whether the generation worker hears of it before its prefill ends."""

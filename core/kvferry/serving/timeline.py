@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kvferry.tracing.ring import ENGINE, TraceRing
 from kvferry_plugins.types import TransferEvent
 
 T = TypeVar("T")
@@ -17,15 +18,24 @@ class Timeline:
     """One request's spans, in seconds of ``time.monotonic``, which all processes of a host share.
 
     Belongs to the engine's thread until the request's last news.
+
+    Args:
+        ring: keeps the spans of all requests, where a trace is wanted.
+        request_id: the request's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ring: TraceRing | None = None, request_id: int = 0) -> None:
         self._received = time.monotonic()
         self._spans: list[dict[str, Any]] = []
+        self._ring = ring
+        self._request_id = request_id
+        self._suspended = 0.0
 
     def begin(self) -> None:
         """The engine takes the request up: until now it was in the queue."""
-        self.add("queue", self._received, time.monotonic())
+        now = time.monotonic()
+        self.add("queue", self._received, now)
+        self._trace("queue", self._received, now)
 
     def add(self, name: str, start: float, end: float, **figures: float) -> None:
         """Add a span."""
@@ -38,7 +48,10 @@ class Timeline:
         def run(argument: Argument) -> T:
             start = time.monotonic()
             result = step(argument)
-            self.add(name, start, time.monotonic())
+            end = time.monotonic()
+            self.add(name, start, end)
+            if self._ring is not None:
+                self._ring.add(ENGINE, self._request_id, name, start, end)
             return result
 
         return run
@@ -54,7 +67,30 @@ class Timeline:
 
     def attached(self, event: TransferEvent) -> None:
         """The first decode step may run."""
-        self.add("attach", event.ended, time.monotonic())
+        now = time.monotonic()
+        self.add("attach", event.ended, now)
+        self._trace("attach", event.ended, now)
+
+    def offered(self, tokens: int) -> None:
+        """So many tokens' blocks were offered to whoever fetches them."""
+        if self._ring is not None:
+            self._ring.add("request", self._request_id, "offer", time.monotonic(), None, {"tokens": tokens})
+
+    def suspended(self) -> None:
+        """Its blocks are off the device."""
+        self._suspended = time.monotonic()
+
+    def resumed(self) -> None:
+        """Its blocks are back."""
+        self._trace("suspended", self._suspended, time.monotonic())
+
+    def over(self, **arguments: object) -> None:
+        """The request has ended."""
+        self._trace("request", self._received, time.monotonic(), arguments)
+
+    def _trace(self, name: str, start: float, end: float, arguments: dict[str, Any] | None = None) -> None:
+        if self._ring is not None:
+            self._ring.add("request", self._request_id, name, start, end, arguments)
 
     def plain(self) -> list[dict[str, Any]]:
         """The spans as JSON values, in the order in which they ended."""

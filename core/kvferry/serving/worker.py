@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from kvferry.checkpoint import load_model_spec, model_geometry
@@ -20,15 +21,20 @@ from kvferry.integrations.checkpoints import Progress, find_checkpoint
 from kvferry.integrations.model_identity import model_identity
 from kvferry.integrations.transformers.engine import DEFAULT_PREFILL_CHUNK, PagedEngine
 from kvferry.integrations.transformers.loading import LoadedModel, load_model
+from kvferry.metrics.figures import TransferFigures
+from kvferry.metrics.port import metrics_port
 from kvferry.registry.door import Registry
 from kvferry.serving.app import make_app, plain
 from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.http_server import HttpServer, bind_http
 from kvferry.serving.jobs import Jobs
-from kvferry.serving.service import Service
+from kvferry.serving.service import STALL_SECONDS, Service
+from kvferry.serving.trace_file import TraceFile
+from kvferry.tracing.perfetto import require_trace
+from kvferry.tracing.ring import TraceRing
 from kvferry.transceiver.channel import host_of
 from kvferry_plugins.errors import ConfigError
-from kvferry_plugins.types import Plan, Role
+from kvferry_plugins.types import Plan, Role, TransferEvent
 
 logger = logging.getLogger("kvferry.serving")
 
@@ -53,6 +59,12 @@ class WorkerOptions:
     drain_seconds: float = 30.0
     threads: int | None = None
     """That torch computes with; None = half of the cores."""
+    stall_seconds: float = STALL_SECONDS
+    """A thread that is so long at one piece of work makes the worker not ready."""
+    metrics_port: int | None = None
+    """A port for metrics alone; None = they are at ``/metrics`` of HTTP only."""
+    trace: Path | None = None
+    """Where a trace is written, at the end and on SIGUSR2."""
     locked: bool = False
     """Whether a peer whose plugins differ is refused."""
 
@@ -64,6 +76,8 @@ class Ready:
     http: str
     control: str
     pid: int
+    metrics: str | None = None
+    """The port of its own, if there is one."""
 
 
 def run_worker(
@@ -84,15 +98,20 @@ def run_worker(
     """
     stop = threading.Event()
     _require_endpoint(options.control_bind)
+    if options.trace is not None:
+        require_trace(options.trace)
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(bind_http(options.host, options.port))
         service = stack.enter_context(running_service(options, args, registry, progress=progress))
         server = HttpServer(make_app(service), bound)
         stack.callback(server.stop)
-        _handle_signals(service, stop)
+        trace = TraceFile(service, options.trace)
+        stack.callback(trace.write_at_end)
+        own_port = stack.enter_context(_metrics_port(options, service))
+        _handle_signals(service, stop, trace)
         server.start()
         endpoint = str(service.transceiver.status_dump().get("endpoint") or options.control_bind)
-        on_ready(Ready(server.url, endpoint, os.getpid()))
+        on_ready(Ready(server.url, endpoint, os.getpid(), own_port))
         stop.wait()
         stop.clear()
         return _drain(service, options.drain_seconds, stop)
@@ -122,7 +141,8 @@ def running_service(
     _require_transceiver(plan)
     cache_config = plan.effective["kv_cache_config"]
     dtype, windows = cache_config["dtype"], cache_config["max_attention_window"]
-    bell = threading.Event()
+    bell, figures = threading.Event(), TransferFigures()
+    ring = TraceRing() if options.trace is not None else None
     parts = build(
         plan,
         registry=registry,
@@ -130,7 +150,7 @@ def running_service(
         geometry=model_geometry(spec.pretrained_config or {}, dtype, max_attention_window=windows),
         model_identity=model_identity(folder),
         bind=options.control_bind,
-        on_event=lambda event: bell.set(),
+        on_event=_event_listener(bell, figures, ring),
         locked=options.locked,
     )
     with contextlib.ExitStack() as stack:
@@ -142,6 +162,7 @@ def running_service(
         chunk = options.prefill_chunk or default_prefill_chunk(plan)
         engine = PagedEngine(loaded, parts.manager, prefill_chunk=chunk)
         service = _service(options, parts, registry, engine, bell)
+        service.figures, service.ring = figures, ring
         service.loop.start()
         stack.callback(service.loop.stop, STOP_SECONDS)
         yield service
@@ -182,7 +203,30 @@ def _service(
         engine=engine,
         loop=EngineLoop(jobs, parts.transceiver, bell, max_active=effective["max_batch_size"]),
         max_seq_len=effective["max_seq_len"],
+        stall_seconds=options.stall_seconds,
     )
+
+
+def _event_listener(
+    bell: threading.Event, figures: TransferFigures, ring: TraceRing | None
+) -> Callable[[TransferEvent], None]:
+    """Count the end of a transfer, then wake the engine: whoever is answered finds it counted."""
+
+    def listen(event: TransferEvent) -> None:
+        try:
+            figures.count(event)
+            if ring is not None:
+                ring.transfer(event)
+        finally:
+            bell.set()
+
+    return listen
+
+
+def _metrics_port(options: WorkerOptions, service: Service) -> contextlib.AbstractContextManager[str | None]:
+    if options.metrics_port is None:
+        return contextlib.nullcontext()
+    return metrics_port(options.metrics_port, service.metrics)
 
 
 def _require_endpoint(control_bind: str) -> None:
@@ -206,8 +250,8 @@ def _require_transceiver(plan: Plan) -> None:
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
-def _handle_signals(service: Service, stop: threading.Event) -> None:
-    """SIGTERM and SIGINT drain; a second one ends the draining; SIGUSR1 says how things are."""
+def _handle_signals(service: Service, stop: threading.Event, trace: TraceFile) -> None:
+    """SIGTERM and SIGINT drain; a second one ends that; SIGUSR1 says how things are, SIGUSR2 writes the trace."""
 
     def end(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -218,6 +262,7 @@ def _handle_signals(service: Service, stop: threading.Event) -> None:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGUSR1, tell)
+    signal.signal(signal.SIGUSR2, lambda number, frame: trace.write_now())
     # the stacks are written at once, even where no Python code can run any more; then the handler above is asked
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
 
