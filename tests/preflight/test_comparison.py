@@ -69,10 +69,10 @@ def test_without_a_model_nothing_of_it_is_fine(kit):
         ),
         (
             cache(dtype="float16"),
-            {},
+            cache(dtype="bfloat16"),
             "dtype",
-            ("float16", "float32"),
-            ("kv_cache_config: {dtype: float16}", "kv_cache_config: {dtype: float32}"),
+            ("float16", "bfloat16"),
+            ("kv_cache_config: {dtype: float16}", "kv_cache_config: {dtype: bfloat16}"),
         ),
         (
             transceiver(kv_transfer_checksum=True),
