@@ -5,13 +5,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kvferry_plugins.testing.conformance.forwarding import ForwardingConformance, check_forwards
+    from kvferry_plugins.testing.conformance.managers import KVCacheManagerConformance
     from kvferry_plugins.testing.conformance.models import ModelPluginConformance
     from kvferry_plugins.testing.conformance.transceivers import TransceiverConformance
 
-__all__ = ["ForwardingConformance", "ModelPluginConformance", "TransceiverConformance", "check_forwards"]
+__all__ = [
+    "ForwardingConformance",
+    "KVCacheManagerConformance",
+    "ModelPluginConformance",
+    "TransceiverConformance",
+    "check_forwards",
+]
 
 _HOMES: Final = {
     "ForwardingConformance": "forwarding",
+    "KVCacheManagerConformance": "managers",
     "ModelPluginConformance": "models",
     "TransceiverConformance": "transceivers",
     "check_forwards": "forwarding",
