@@ -57,6 +57,8 @@ def _block(page: str, line: int, info: str, text: str, short: str | None) -> Blo
     if language not in RUN | SHOWN:
         known = ", ".join(sorted(RUN | SHOWN))
         raise ValueError(f"{page}:{line}: {language!r} is no language of a block here: {known}")
+    if language == "text" and re.match(r"\$ |kvferry [a-z]+ --", text):
+        raise ValueError(f"{page}:{line}: a command is a console block, and is run; <!-- run: … --> names a short form")
     if short and language != "console":
         raise ValueError(f"{page}:{line}: <!-- run: … --> stands before a console block alone")
     return Block(page, line, language, text, short)

@@ -64,6 +64,7 @@ assert len(lines) == 2
         ("```ruby\nputs 1\n```", "'ruby' is no language of a block here"),
         ("a\n\n    $ indented\n", "page.md:3: an indented block"),
         ("```console\nls\n```", "begins with"),
+        ("```text\n$ ls\n```", "a command is a console block"),
     ],
 )
 def test_a_block_that_is_not_true_fails_with_its_line(tmp_path, monkeypatch, text, said):
