@@ -55,7 +55,8 @@ grep -q 'acme: preference of AcmeForCausalLM' with-plugin.txt
 
 echo; echo "== test it"
 take test_acme.py
-run pytest -q test_acme.py
+take test_conformance.py
+run pytest -q test_acme.py test_conformance.py
 
 echo; echo "== the same set everywhere, and the other worker"
 run kvferry plugins lock
