@@ -19,6 +19,7 @@ from docs.environment import ROOT, copy_examples, free_ports, make_environment, 
 
 from kvferry.config import parse_engine_args
 from kvferry.config.schema import EngineArgs
+from kvferry.integrations.checkpoints import find_checkpoint
 
 SECONDS = 180
 """How long one block may take, on a machine that has other work."""
@@ -208,6 +209,8 @@ def run_page(path: Path, folder: Path, shared_ports: Callable[[], Mapping[str, s
     if "examples/" in text:
         copy_examples(folder / "page")
     wants_pair = any(f"127.0.0.1:{port}" in text and f"--port {port}" not in text for port in PAIR_PORTS)
+    if "smollm2" in text:
+        find_checkpoint("smollm2")  # the first start on a machine converts it, which some pages leave to others
     ports = free_ports(text, shared_ports() if wants_pair else {})
     page = Page(name, folder / "page", make_environment(folder), ports)
     try:
