@@ -108,3 +108,15 @@ def test_what_a_restart_would_change_is_told(status):
         "runs plugin nixl of kvferry 0.1.0, and kvferry 0.2.0 is installed",
     ]
     assert list(difference_findings(status, ADDRESS, plan=None, plugins={"nixl": "kvferry 0.1.0"})) == []
+
+
+@pytest.mark.parametrize(("runs", "number"), [("sha256:1", 0), ("sha256:2", 1), (None, 0)])
+def test_a_worker_that_runs_other_files_of_the_same_version_is_told(status, runs, number):
+    status["transceiver"]["fingerprint"] = {"fields": {"plugins.digest": {"nixl": runs} if runs else {}}}
+    plugins, digests = {"nixl": "kvferry 0.1.0"}, {"nixl": "sha256:1"}
+
+    found = list(difference_findings(status, ADDRESS, plan=None, plugins=plugins, digests=digests))
+
+    assert [each.what for each in found] == [
+        "runs plugin nixl of kvferry 0.1.0 with other files than are installed"
+    ] * number

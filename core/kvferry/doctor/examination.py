@@ -11,15 +11,17 @@ from kvferry.doctor.deployment import Deployment, look_at_machine
 from kvferry.doctor.environment import environment_findings
 from kvferry.doctor.files import file_findings
 from kvferry.doctor.findings import Area, Finding, Severity, in_order
+from kvferry.doctor.lock import lock_findings
 from kvferry.doctor.peers import peer_findings
 from kvferry.doctor.planning import Planned, deployment_of, make_plan_aside, plan_findings
 from kvferry.doctor.plugins import plugin_findings, unavailable_findings
 from kvferry.doctor.probes import Probed, probe_findings, run_probes
 from kvferry.doctor.ucx_copies import copies_findings, find_copies, nixl_versions, version_findings
 from kvferry.doctor.workers import difference_findings, worker_findings
-from kvferry.registry.discovery import discover
+from kvferry.registry.discovery import Discovery, discover
 from kvferry.registry.inspection import Inspected, inspect_plugins
 from kvferry.registry.load import raise_all
+from kvferry.registry.plugin_set import FilesReader, known_plugins
 from kvferry.registry.records import Origin, State
 from kvferry.registry.selection import Selection
 from kvferry.registry.state_file import record_states, state_file
@@ -89,13 +91,14 @@ def examine(
     findings = [
         *plugin_findings(selection, inspected, discovery.warnings),
         *unavailable_findings(inspected),
+        *lock_findings(discovery, selection, environ, Path.cwd()),
         *probe_findings(probed, deployment, planned.runtime if planned else None),
         *(plan_findings(planned, _known(selection, environ), _broken(probed)) if planned else ()),
         *cache_folder_findings(_cache_config(request, planned)),
         *environment_findings(environ, deployment, look_at_machine(environ)),
         *_libraries(environ, inspected),
         *file_findings(environ, {record.name for record in selection.records}),
-        *(unreachable if status is None else _worker(status, request, deployment, planned, inspected)),
+        *(unreachable if status is None else _worker(status, request, deployment, planned, discovery, inspected)),
         *(() if request.worker else peer_findings(deployment.peers)),
     ]
     return Diagnosis(tuple(in_order(findings)), tuple(probed), planned, status)
@@ -116,8 +119,6 @@ def _ask(worker: str | None) -> tuple[Mapping[str, Any] | None, list[Finding]]:
 
 
 def _refuse_unknown_flags(entries: Sequence[Any], toggles: Toggles) -> None:
-    from kvferry.registry.discovery import Discovery
-
     flags = Toggles(tuple(layer for layer in toggles.layers if layer.is_flag))
     raise_all(survey(Discovery(tuple(entries)), flags).errors)
 
@@ -181,15 +182,18 @@ def _worker(
     request: Request,
     deployment: Deployment,
     planned: Planned | None,
+    discovery: Discovery,
     inspected: Sequence[Inspected],
 ) -> list[Finding]:
     address = str(request.worker)
-    plugins = {one.record.name: one.record.printed_distribution for one in inspected}
+    known = known_plugins((one.record for one in inspected), FilesReader(discovery))
+    plugins = {each.name: each.printed_distribution for each in known}
+    digests = {each.name: each.short_digest for each in known}
     plan = planned.plan if planned else None
     try:
         return [
             *worker_findings(status, address, peers=deployment.peers),
-            *difference_findings(status, address, plan=plan, plugins=plugins),
+            *difference_findings(status, address, plan=plan, plugins=plugins, digests=digests),
         ]
     except (KeyError, TypeError, AttributeError) as error:
         what = f"its status is not as this kvferry knows it: {error!r}"

@@ -1,6 +1,7 @@
 """What a running worker's own status tells: pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kvferry.doctor.findings import Area, Finding, Severity
@@ -37,7 +38,12 @@ def worker_findings(status: Mapping[str, Any], address: str, *, peers: Sequence[
 
 
 def difference_findings(
-    status: Mapping[str, Any], address: str, *, plan: Mapping[str, Any] | None, plugins: Mapping[str, str]
+    status: Mapping[str, Any],
+    address: str,
+    *,
+    plan: Mapping[str, Any] | None,
+    plugins: Mapping[str, str],
+    digests: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Finding]:
     """Say where a running worker differs from what a start would give now.
 
@@ -46,6 +52,7 @@ def difference_findings(
         address: as the operator wrote it.
         plan: of the configuration; None = none was given.
         plugins: name → distribution and version, of what is installed here.
+        digests: name → the short digest of its files.
     """
     runs = status["plan"]
     if plan is not None:
@@ -59,6 +66,15 @@ def difference_findings(
         if here is not None and here != distribution:
             what = f"runs plugin {name} of {distribution}, and {here} is installed"
             yield _finding(Severity.WARNING, address, what, fix="restart it")
+        elif here is not None and _runs_other_files(status, name, digests.get(name)):
+            what = f"runs plugin {name} of {distribution} with other files than are installed"
+            yield _finding(Severity.WARNING, address, what, fix="restart it")
+
+
+def _runs_other_files(status: Mapping[str, Any], name: str, digest: str | None) -> bool:
+    fingerprint: Mapping[str, Any] = status["transceiver"].get("fingerprint") or {}
+    runs = (fingerprint.get("fields", {}).get("plugins.digest") or {}).get(name)
+    return None not in (runs, digest) and runs != digest
 
 
 def _transceiver(key: str) -> Any:

@@ -12,8 +12,7 @@ from kvferry.registry.door import Registry
 from kvferry.registry.plugin_files import PluginFiles, files_of_distribution, files_of_module, module_of
 from kvferry.registry.records import INJECTED, PluginRecord, State
 
-SHORT_DIGEST = len("sha256:") + 16
-"""Of a digest that two workers compare: enough to tell files apart, and to be read."""
+_SHORT = len("sha256:") + 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,11 @@ class KnownPlugin:
     def printed_distribution(self) -> str:
         """``acme-kvferry 1.0``, or ``(injected)``."""
         return f"{self.distribution} {self.version}".rstrip()
+
+    @property
+    def short_digest(self) -> str:
+        """What two workers compare: enough to tell files apart, and to be read."""
+        return self.digest[:_SHORT]
 
 
 _AS_LOADED: dict[tuple[str, str, str], PluginFiles] = {}
@@ -102,7 +106,7 @@ def plugin_digests(registry: Registry, discovery: Discovery | None = None) -> di
     reader = FilesReader(discovery or discover(), files_as_loaded)
     compared = registry.plugin_set()
     known = known_plugins((record for record in registry.records() if record.name in compared), reader)
-    return {each.name: each.digest[:SHORT_DIGEST] for each in known if each.digest}
+    return {each.name: each.short_digest for each in known if each.digest}
 
 
 def plugin_set_digest(registry: Registry, digests: Mapping[str, str] | None = None) -> str:
