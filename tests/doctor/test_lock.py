@@ -41,7 +41,7 @@ def test_without_a_lock_there_is_nothing_to_say(site, tmp_path):
 
 def test_a_set_that_is_as_locked_is_fine(site, locked):
     (finding,) = found(site, locked)
-    assert (finding.severity, finding.what) == (Severity.OK, "all 1 plugins are as locked")
+    assert (finding.severity, finding.what) == (Severity.OK, "its 1 plugin(s) are as locked")
 
 
 def test_a_plugin_that_differs_is_a_warning_with_what_to_do(site, locked):

@@ -35,7 +35,7 @@ def lock_findings(
     differences = compare_with_lock(lock, selection.records, FilesReader(discovery))
     yield from (_finding(each, path) for each in differences)
     if not differences:
-        yield Finding(Area.PLUGINS, Severity.OK, path.name, f"all {len(lock.plugins)} plugins are as locked")
+        yield Finding(Area.PLUGINS, Severity.OK, path.name, f"its {len(lock.plugins)} plugin(s) are as locked")
 
 
 def _finding(difference: LockDifference, path: Path) -> Finding:
