@@ -1,3 +1,5 @@
+import os
+import stat
 import tomllib
 
 import pytest
@@ -15,6 +17,20 @@ INJECTED = KnownPlugin("lone", "(injected)", "", "lone", "")
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 plugins = st.builds(KnownPlugin, texts, texts, texts, texts, texts, st.booleans())
 sets = st.lists(plugins, max_size=5, unique_by=lambda plugin: plugin.name)
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    write_lock(path, make_lock([ACME]))
+
+    assert os.read(reader, 1 << 16).decode() == render_lock(make_lock([ACME]))
+    os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        write_lock(tmp_path, make_lock([ACME]))
 
 
 @pytest.fixture

@@ -271,5 +271,6 @@ def _describe(fields: Mapping[str, tuple[Any, Any]]) -> str:
 
 def both_values(name: str, ours: Any, theirs: Any, *, here: str = "here") -> str:
     """Write a field's values beside each other."""
-    note = " (the same versions, but other files)" if name == "plugins.digest" else ""
+    same_versions = name == "plugins.digest" and isinstance(ours, Mapping) and isinstance(theirs, Mapping)
+    note = " (the same versions, but other files)" if same_versions else ""
     return f"{name}: {ours!r} {here}, {theirs!r} there{note}"
