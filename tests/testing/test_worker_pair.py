@@ -1,7 +1,3 @@
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from kvferry.testing.worker_pair import worker_pair
@@ -11,7 +7,6 @@ from kvferry_plugins.testing.faults import FailPost
 from kvferry_plugins.types import ModelGeometry
 
 PROMPT = tuple(range(30))
-DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
 
 
 def hand_over(pair, request_id=1):
@@ -81,28 +76,3 @@ def test_a_configuration_that_cannot_be_leaves_nothing_behind():
     ):
         pass
     assert agent.counters.registrations == 0
-
-
-# --- the document --------------------------------------------------------------------------------------------------
-
-
-def examples():
-    """The Python blocks of the document, by the name of the file that each says it is."""
-    blocks = DOCUMENT.read_text(encoding="utf-8").split("```python\n")[1:]
-    return {block.split("\n", 1)[0].removeprefix("# "): block.split("```")[0] for block in blocks}
-
-
-def test_the_examples_of_the_document_pass(tmp_path):
-    found = examples()
-    assert set(found) == {"test_model.py", "test_faults.py", "test_pair.py", "test_worlds.py", "test_agents.py"}
-    for name, text in found.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "7 passed" in ran.stdout
