@@ -56,8 +56,8 @@ def write_lock(path: Path, lock: Lock) -> bool:
         if path.is_file() and path.read_bytes() == text:
             return False
         target = path.resolve()
-        if target.exists() and not target.is_file():  # such as /dev/stdout: not to be replaced by a file
-            target.write_bytes(text)
+        if path.exists() and not path.is_file():  # such as /dev/stdout: not to be replaced by a file
+            path.write_bytes(text)
             return True
         with tempfile.NamedTemporaryFile("wb", dir=target.parent, delete=False) as file:
             file.write(text)
