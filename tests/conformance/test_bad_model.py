@@ -52,6 +52,22 @@ class Test_{module}(ModelPluginConformance):
 """
 
 
+INSTANCE = """
+from kvferry_plugins.testing import FakeModelPlugin
+defaults = {"kv_cache_config": {"tokens_per_block": 64}}
+plugin = FakeModelPlugin("AcmeForCausalLM", runtime="PYTHON", defaults=defaults)
+"""
+INSTANCE_SUITE = """
+import acme_instance
+from kvferry_plugins.testing.conformance import ModelPluginConformance
+class TestInstance(ModelPluginConformance):
+    plugin = acme_instance.plugin
+    reference = "acme_instance:plugin"
+    architectures = ("AcmeForCausalLM",)
+    entry_point = None
+"""
+
+
 def module_of(fault):
     return "bad_" + (fault or "nothing").replace(" ", "_")
 
@@ -83,3 +99,15 @@ def test_a_planted_fault_is_found_and_named(failures, fault):
     found = {name: why for name, why in failures[fault].items() if name.startswith(check)}
     assert found, f"{check} passed; failed: {list(failures[fault])}"
     assert any(message in why for why in found.values()), found
+
+
+@pytest.mark.parametrize(
+    "conftest", ["", "import sys; sys.modules['kvferry'] = None"], ids=["kvferry", "contract alone"]
+)
+def test_a_plugin_that_is_an_instance_passes_with_kvferry_and_without(tmp_path, conftest):
+    (tmp_path / "acme_instance.py").write_text(INSTANCE)
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_instance.py").write_text(INSTANCE_SUITE)
+    found = run_suites(tmp_path)["TestInstance"]
+    assert len(found) == 28
+    assert {name: why for name, why in found.items() if why is not None} == {}

@@ -68,7 +68,7 @@ class TestFaithful(TransceiverConformance):
 SUITE = """
 class Test_{number}(TransceiverConformance):
     runtime = RUNTIME
-    patience = 4.0
+    patience = 6.0
     def make_transceiver(self, spec):
         return FAULTS[{fault!r}](spec)
 """

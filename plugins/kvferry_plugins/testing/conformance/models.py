@@ -14,7 +14,7 @@ import pytest
 from kvferry_plugins.testing.conformance.answers import called, leaves, neighbours, not_a_section, outside
 from kvferry_plugins.testing.conformance.import_probe import ASPECTS, STAGES
 from kvferry_plugins.testing.conformance.installed import core_module, entry_points_at, entry_points_named
-from kvferry_plugins.testing.conformance.processes import CONFIG, Report, explained, probe
+from kvferry_plugins.testing.conformance.processes import CONFIG, Report, explained, module_of, probe
 from kvferry_plugins.testing.conformance.questions import (
     MODEL_HOOKS,
     frozen,
@@ -199,13 +199,14 @@ class ModelPluginConformance:
         plan = self._plan(architecture)
         if plan is None:
             return
-        said = explained(self._flag(), self._config(architecture), tmp_path)
+        flag = self._installed_name() or f"module:{module_of(self._reference(), tmp_path)}"
+        said = explained(flag, self._config(architecture), tmp_path)
         ours = {each.setting: (each.value, each.source) for each in plan.decisions}
         theirs = {each["setting"]: (each["value"], each["source"]) for each in said["decisions"]}
         differing = [
             f"{name}: {theirs.get(name)} instead of {ours[name]}" for name in ours if theirs.get(name) != ours[name]
         ]
-        assert not differing, f"kvferry explain -p {self._flag()} decides otherwise: {'; '.join(differing)}"
+        assert not differing, f"kvferry explain -p {flag} decides otherwise: {'; '.join(differing)}"
 
     # --- how it is asked ----------------------------------------------------------------------------------------
 
@@ -268,9 +269,10 @@ class ModelPluginConformance:
         return cls.reference or _find(cls._plugin())
 
     @classmethod
-    def _flag(cls) -> str:
+    def _installed_name(cls) -> str | None:
+        """The name under which an installed distribution brings it."""
         points = entry_points_at(cls._reference().partition(":")[0]) if cls.entry_point == "" else []
-        return cls.entry_point or (points[0].name if points else f"module:{cls._reference()}")
+        return cls.entry_point or (points[0].name if points else None)
 
 
 def _find(plugin: object) -> str:

@@ -1,6 +1,5 @@
 """Runs a plugin in processes of their own: the probe of its import, and ``kvferry explain``."""
 
-import functools
 import json
 import os
 import subprocess
@@ -19,7 +18,6 @@ Report = dict[str, dict[str, list[str]]]
 """Stage → aspect → what was found."""
 
 
-@functools.cache
 def _environment() -> dict[str, str]:
     """This process's, with its path, so that a child finds what this one found."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -44,22 +42,37 @@ def probe(reference: str, asked: str, folder: Path) -> Report | str:
     return found
 
 
+def module_of(reference: str, folder: Path) -> str:
+    """A module for ``-p``: the plugin's own, or one, written to the folder, that has the hooks of an instance."""
+    module, _, attribute = reference.partition(":")
+    if not attribute:
+        return module
+    (folder / "of_an_instance.py").write_text(
+        f"import {module} as _module\n"
+        f"_plugin = _module.{attribute}\n"
+        "globals().update({name: getattr(_plugin, name) for name in dir(_plugin) if not name.startswith('_')})\n"
+    )
+    return "of_an_instance"
+
+
 def explained(flag: str, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Run ``kvferry explain`` with a plugin and a model's configuration, and return what it says."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "engine.yaml").write_text(json.dumps(CONFIG))
-    settings = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "STATE")}
+    environ = _environment()
+    environ |= {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "STATE")}
+    environ["PYTHONPATH"] = os.pathsep.join((str(folder), environ["PYTHONPATH"]))
     command = [sys.executable, "-m", "kvferry", "explain", "--config", "engine.yaml", "--model", str(folder)]
     done = subprocess.run(
         [*command, "-p", flag, "--json"],
         cwd=folder,
-        env=_environment() | settings,
+        env=environ,
         capture_output=True,
         text=True,
         timeout=PROBE_SECONDS,
+        check=False,
     )
-    assert done.returncode == 0, (
-        f"kvferry explain -p {flag} ended with status {done.returncode}: {done.stdout}{done.stderr}"
-    )
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, f"kvferry explain -p {flag} ended with status {done.returncode}: {said}"
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
