@@ -85,7 +85,7 @@ def verify_plugins(
     raise_all(surveyed.selection.errors)
     differences = surveyed.differences(lock) if lock else []
     imports = [] if no_import else _import_all(surveyed, timeout)
-    warnings = _warnings(surveyed)
+    warnings = [*_warnings(surveyed), *_conduct(imports)]
     if lock is None:
         warnings.append(f"there is no {path}: nothing to compare with; `kvferry plugins lock` writes one")
     failures = [_failure(one) for one in imports if _is_broken(one)]
@@ -157,6 +157,7 @@ def _plain(one: "Inspected") -> dict[str, object]:
         "stage": record.stage,
         "causes": list(record.causes),
         "problems": list(one.problems),
+        "conduct": list(record.conduct),
         "crashed": one.crashed,
         "import_seconds": record.import_seconds,
     }
@@ -184,6 +185,15 @@ def _print_text(
 
 def _warnings(surveyed: "Surveyed") -> list[str]:
     return [*surveyed.discovery.warnings, *surveyed.selection.warnings]
+
+
+def _conduct(imports: "Sequence[Inspected]") -> list[str]:
+    """What an import did to its process beside being one."""
+    records = [one.record for one in imports if one.record.conduct]
+    return [
+        f"plugin {record.name!r} ({record.printed_distribution}): its import {'; it '.join(record.conduct)}"
+        for record in records
+    ]
 
 
 def _unlockable(surveyed: "Surveyed") -> list[str]:
