@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kvferry_plugins.testing.agents import AgentCounters, ScriptedAgent, ScriptedHub
+    from kvferry_plugins.testing.block_agents import ScriptedBlockAgent
+    from kvferry_plugins.testing.managers import FakeManager
     from kvferry_plugins.testing.models import FakeModelPlugin
 
-__all__ = ["AgentCounters", "FakeModelPlugin", "ScriptedAgent", "ScriptedHub"]
+__all__ = ["AgentCounters", "FakeManager", "FakeModelPlugin", "ScriptedAgent", "ScriptedBlockAgent", "ScriptedHub"]
 
 _HOMES: Final = {
     "AgentCounters": "agents",
+    "FakeManager": "managers",
     "FakeModelPlugin": "models",
     "ScriptedAgent": "agents",
+    "ScriptedBlockAgent": "block_agents",
     "ScriptedHub": "agents",
 }
 

@@ -1,18 +1,25 @@
 """A scripted agent that takes block lists, as the ``CPP`` runtime drives them."""
 
+from typing import Any
+
 import numpy as np
 
 from kvferry_plugins.errors import TransferError
-from kvferry_plugins.layout import BlockIds, PoolCopy
-from kvferry_plugins.testing.agents import ScriptedAgent
+from kvferry_plugins.layout import BlockIds, Pool, PoolCopy
+from kvferry_plugins.testing.agents import ScriptedAgent, _Transfer
 from kvferry_plugins.testing.faults import FailAfter
-from kvferry_plugins.transceiver import BlockTransferAgent, PeerId, TransferId
+from kvferry_plugins.transceiver import BlockTransferAgent, Completion, PeerId, TransferId
 
 
 class ScriptedBlockAgent(ScriptedAgent, BlockTransferAgent):
-    """``ScriptedAgent`` for block lists, too: a segment is one run of one pair of blocks; a list takes one entry of the
-    script.
+    """``ScriptedAgent`` for block lists, too.
+
+    A list takes one entry of the script; its segments are the runs of each pair of blocks. Arguments as there.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._reasons: dict[TransferId, str] = {}
 
     def block_map(self, copy: PoolCopy) -> PoolCopy:
         """Check that every run stays within its block."""
@@ -25,6 +32,8 @@ class ScriptedBlockAgent(ScriptedAgent, BlockTransferAgent):
         """Post each run of each pair, but for those that the peer does not want."""
         if not isinstance(block_map, PoolCopy) or len(src) != len(dst):
             raise TransferError(f"{self.name}: {len(src)} blocks for {len(dst)}, by {block_map!r}")
+        self._require_blocks(src, 0, block_map.src)
+        self._require_blocks(dst, -1, block_map.dst)
         wanted = np.asarray(dst) >= 0
         pairs = zip(np.asarray(src)[wanted].tolist(), np.asarray(dst)[wanted].tolist(), strict=True)
         ours, theirs = block_map.src, block_map.dst
@@ -43,6 +52,7 @@ class ScriptedBlockAgent(ScriptedAgent, BlockTransferAgent):
             if posted is None:
                 return False
             posted.fault, posted.polls_left, posted.due = FailAfter(posted.written), 0, 0.0
+            self._reasons[transfer] = reason
             self._wake()
             return True
 
@@ -51,3 +61,12 @@ class ScriptedBlockAgent(ScriptedAgent, BlockTransferAgent):
         with self.hub.lock:
             posted = self._in_flight.get(transfer)
             return None if posted is None else sum(nbytes for _, _, nbytes in posted.segments[: posted.written])
+
+    def _require_blocks(self, blocks: BlockIds, lowest: int, pool: Pool) -> None:
+        strange = [block for block in np.asarray(blocks).tolist() if not lowest <= block < pool.num_blocks]
+        if strange:
+            raise TransferError(f"{self.name}: blocks {strange} are outside a pool of {pool.num_blocks}")
+
+    def _fail(self, transfer: _Transfer, error: str) -> list[Completion]:
+        """End it, by the reason of its cancellation if there was one."""
+        return super()._fail(transfer, self._reasons.pop(transfer.id, error))
