@@ -177,7 +177,8 @@ def _print_text(
     for line in failures:
         click.echo(f"broken: {line}")
     if lock is not None:
-        verdict = f"{len(differences)} differ" if differences else "all as locked"
+        number = len(differences)
+        verdict = f"{number} differ{'s' if number == 1 else ''}" if differences else "all as locked"
         click.echo(f"{path}: {_counted(lock)}; {verdict}")
     if imports:
         click.echo(f"imported: {len(imports) - len(failures)} of {len(imports)} plugins")
