@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from importlib_metadata import Distribution
 
 from kvferry.registry.module_files import ModuleFiles, find_module
+from kvferry_plugins import PROJECT_NAME
 
 _OF_THE_INSTALLER = {
     *("INSTALLER", "RECORD", "RECORD.jws", "RECORD.p7s", "REQUESTED", "direct_url.json"),
@@ -57,8 +58,9 @@ def files_of_distribution(distribution: Distribution) -> PluginFiles:
     recorded = [each for each in _recorded(distribution, rows or ()) if not (editable and _is_link(each.name))]
     known = {_real(each.path) for each in recorded}
     folders = [str(distribution.locate_file("")), *_linked_folders(distribution, rows or ())]
-    modules = sorted({module_of(point.value) for point in distribution.entry_points})
-    found = {module: find_module(module, folders) for module in modules}
+    # Whatever a wheel has is in its record; sources that no record has are found by all that they are entered by.
+    points = [point for point in distribution.entry_points if editable or point.group == PROJECT_NAME]
+    found = {module: find_module(module, folders) for module in sorted({module_of(point.value) for point in points})}
     lost = [f"module {module}" for module, where in found.items() if where is None]
     sources = [each for where in found.values() if where is not None for each in _sources(where, known)]
     if rows is None:

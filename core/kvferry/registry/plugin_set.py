@@ -64,15 +64,15 @@ class FilesReader:
     ) -> None:
         self._distributions = discovery.distributions
         self._read_distribution = read
-        self._read: dict[str, PluginFiles | None] = {}
+        self._read: dict[tuple[str, bool], PluginFiles | None] = {}
 
     def files_of(self, record: PluginRecord) -> PluginFiles | None:
         """What the plugin's distribution consists of; None where nothing of it is on disk."""
         injected = record.distribution == INJECTED
-        key = module_of(record.entry_point) if injected else normalise(record.distribution)
-        if key not in self._read:
-            self._read[key] = files_of_module(key) if injected else self._files(key)
-        return self._read[key]
+        name = module_of(record.entry_point) if injected else normalise(record.distribution)
+        if (name, injected) not in self._read:
+            self._read[name, injected] = files_of_module(name) if injected else self._files(name)
+        return self._read[name, injected]
 
     def _files(self, distribution: str) -> PluginFiles | None:
         found = self._distributions.get(distribution)
