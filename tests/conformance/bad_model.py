@@ -48,6 +48,10 @@ FAULTS = {
         "at_import": "if 'explain' in sys.argv: DEFAULTS = {'kv_cache_config': {'dtype': 'float16'}}"
     },
     "dies at import": {"at_import": "if 'import_probe' in sys.orig_argv[2]: os._exit(3)"},
+    "dies when asked": {"runtime": "os._exit(4)"},
+    "hangs when asked": {"runtime": "threading.Event().wait()"},
+    "exits when asked": {"runtime": "sys.exit('no config')"},
+    "answers megabytes": {"runtime": "if architecture == 'BadForCausalLM': return 'PYTHON' * 1_000_000"},
     "no such entry point": {},
 }
 """Fault → what differs from the healthy one."""

@@ -37,6 +37,10 @@ EXPECTED = {
     "resolves a name": ("test_it_does_nothing_beside[importing-network]", "socket.getaddrinfo"),
     "raises where others are": ("test_explain_says_the_same", "decides otherwise"),
     "dies at import": ("test_importing_and_asking_it_ends_well", "ended with status 3"),
+    "dies when asked": ("test_importing_and_asking_it_ends_well", "ended with status 4"),
+    "hangs when asked": ("test_importing_and_asking_it_ends_well", "did not end within 10 s"),
+    "exits when asked": ("test_it_has_the_opinions", "raised SystemExit: no config"),
+    "answers megabytes": ("test_its_answers_are_in_the_vocabulary", "… (6000002 characters), which is not 'PYTHON'"),
     "no such entry point": ("test_the_entry_point_leads_to_it", "has an entry point 'bad' in the group kvferry"),
 }
 
@@ -49,6 +53,7 @@ class Test_{module}(ModelPluginConformance):
     plugin = {module}
     architectures = ("BadForCausalLM",)
     entry_point = {entry_point}
+    patience = {patience}
 """
 
 
@@ -80,7 +85,9 @@ def failures(tmp_path_factory):
     for fault in (None, *FAULTS):
         module = module_of(fault)
         (folder / f"{module}.py").write_text(source(fault))
-        text += SUITE.format(module=module, entry_point="'bad'" if fault == "no such entry point" else None)
+        entry_point = "'bad'" if fault == "no such entry point" else None
+        patience = 10.0 if fault == "hangs when asked" else 120.0
+        text += SUITE.format(module=module, entry_point=entry_point, patience=patience)
     (folder / "test_bad.py").write_text(text)
     found = run_suites(folder)
     return {
@@ -99,6 +106,7 @@ def test_a_planted_fault_is_found_and_named(failures, fault):
     found = {name: why for name, why in failures[fault].items() if name.startswith(check)}
     assert found, f"{check} passed; failed: {list(failures[fault])}"
     assert any(message in why for why in found.values()), found
+    assert max(len(why) for why in found.values()) < 100_000
 
 
 @pytest.mark.parametrize(

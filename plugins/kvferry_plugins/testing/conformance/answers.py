@@ -6,10 +6,19 @@ from typing import Any
 NOT_FOR_MODELS = "cache_transceiver_config"
 """Only the user turns disaggregation on."""
 
+SHOWN = 400
+"""Characters of a value that a message shows."""
+
+
+def shown(value: object) -> str:
+    """Write a value, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
+
 
 def called(hook: str, arguments: Mapping[str, Any]) -> str:
     """Write a question as a call."""
-    return f"{hook}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+    return f"{hook}({', '.join(f'{name}={shown(value)}' for name, value in arguments.items())})"
 
 
 def outside(hook: str, answer: object) -> str | None:
@@ -17,11 +26,13 @@ def outside(hook: str, answer: object) -> str | None:
     if answer is None:
         return None
     if hook == "preferred_transceiver_runtime":
-        return None if answer in ("PYTHON", "CPP") else f"answered {answer!r}, which is not 'PYTHON', 'CPP' or None"
+        return (
+            None if answer in ("PYTHON", "CPP") else f"answered {shown(answer)}, which is not 'PYTHON', 'CPP' or None"
+        )
     if not isinstance(answer, Mapping):
-        return f"answered {answer!r}, which is no mapping and not None"
+        return f"answered {shown(answer)}, which is no mapping and not None"
     tops = [key for key in answer if str(key).partition(".")[0] == NOT_FOR_MODELS]
-    return f"answered {answer!r}: only the user sets {tops[0]}" if tops else None
+    return f"answered {shown(answer)}: only the user sets {tops[0]}" if tops else None
 
 
 def not_a_section(value: object, at: str) -> str | None:
@@ -33,7 +44,7 @@ def not_a_section(value: object, at: str) -> str | None:
         faults = (not_a_section(item, f"{at}.{key}".lstrip(".")) for key, item in value.items())
         return next((fault for fault in faults if fault is not None), None)
     plain = value is None or isinstance(value, str | int | float | bool | list | tuple)
-    return None if plain else f"{at} is {value!r}, which is no plain value"
+    return None if plain else f"{at} is {shown(value)}, which is no plain value"
 
 
 def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

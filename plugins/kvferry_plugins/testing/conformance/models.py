@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvferry_plugins.testing.conformance.answers import called, leaves, neighbours, not_a_section, outside
+from kvferry_plugins.testing.conformance.answers import called, leaves, neighbours, not_a_section, outside, shown
 from kvferry_plugins.testing.conformance.import_probe import ASPECTS, STAGES
 from kvferry_plugins.testing.conformance.installed import core_module, entry_points_at, entry_points_named
 from kvferry_plugins.testing.conformance.processes import CONFIG, Report, explained, module_of, probe
@@ -44,6 +45,7 @@ class ModelPluginConformance:
         entry_point: its name under the entry-point group ``kvferry``; "" = whatever name leads to its module; None = it
             is not installed by an entry point, and is loaded with ``-p``.
         reference: ``module`` or ``module:attribute`` where it is found; "" = by itself.
+        patience: seconds after which a process that imports and asks it hangs.
     """
 
     plugin: ClassVar[object]
@@ -52,6 +54,7 @@ class ModelPluginConformance:
     configs: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     entry_point: ClassVar[str | None] = ""
     reference: ClassVar[str] = ""
+    patience: ClassVar[float] = 120.0
 
     _report: ClassVar[Report | str]
 
@@ -105,7 +108,7 @@ class ModelPluginConformance:
         answers = [answer for _, _, answer in self._answers(architecture)]
         opinions = [answer for answer in answers if answer is not None]
         if architecture in self.silent:
-            assert not opinions, f"it is said to have no opinion on {architecture!r}, and answers {opinions[0]!r}"
+            assert not opinions, f"it is said to have no opinion on {architecture!r}, and answers {shown(opinions[0])}"
         else:
             assert opinions, (
                 f"no hook has an opinion on {architecture!r}: is it spelt as the checkpoint's config.json has it, and "
@@ -128,7 +131,7 @@ class ModelPluginConformance:
         for again in (list(self._answers(architecture)), others):
             for (hook, arguments, answer), (_, _, second) in zip(first, again, strict=True):
                 assert thawed(second) == answer, (
-                    f"{called(hook, arguments)} answered {answer!r}, and asked again {thawed(second)!r}"
+                    f"{called(hook, arguments)} answered {shown(answer)}, and asked again {shown(thawed(second))}"
                 )
 
     def test_it_leaves_its_arguments_as_they_are(self, architecture: str) -> None:
@@ -144,24 +147,24 @@ class ModelPluginConformance:
         for other in sorted({each for name in known for each in neighbours(name)} - known):
             for hook, arguments, answer in self._answers(other):
                 assert answer is None, (
-                    f"{called(hook, arguments)} answered {answer!r}, though it is none of its architectures: compare "
-                    "whole names; a subclass opts in by its own plugin"
+                    f"{called(hook, arguments)} answered {shown(answer)}, though it is none of its architectures: "
+                    "compare whole names; a subclass opts in by saying so"
                 )
 
     # --- what it does beside answering --------------------------------------------------------------------------
 
-    def test_importing_and_asking_it_ends_well(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        report = self._probed(tmp_path_factory)
+    def test_importing_and_asking_it_ends_well(self) -> None:
+        report = self._probed()
         assert not isinstance(report, str), report
 
-    def test_it_does_nothing_beside(self, stage: str, aspect: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-        report = self._probed(tmp_path_factory)
+    def test_it_does_nothing_beside(self, stage: str, aspect: str) -> None:
+        report = self._probed()
         assert not isinstance(report, str), "not known: the process that was to tell did not end well"
         found = report[stage].get(aspect, [])
         assert not found, f"{stage} {self._reference()} {'; '.join(found)}: a plugin only answers"
 
     @classmethod
-    def _probed(cls, folders: pytest.TempPathFactory) -> Report | str:
+    def _probed(cls) -> Report | str:
         """What importing and asking did, in a process of its own, or how that ended; found out once a class."""
         if "_report" not in vars(cls):
             known = (*cls.architectures, *cls.silent)
@@ -171,7 +174,8 @@ class ModelPluginConformance:
                 for each in questions(name, cls.configs.get(name))
                 for hook in MODEL_HOOKS
             ]
-            cls._report = probe(cls._reference(), json.dumps(asked), folders.mktemp("probe"))
+            with tempfile.TemporaryDirectory() as folder:
+                cls._report = probe(cls._reference(), json.dumps(asked), Path(folder), cls.patience)
         return cls._report
 
     # --- what comes of it ---------------------------------------------------------------------------------------
@@ -180,12 +184,14 @@ class ModelPluginConformance:
         for hook, arguments, answer in self._answers(architecture):
             if hook == "model_defaults" and answer is not None:
                 fault = not_a_section(answer, "")
-                assert fault is None, f"{called(hook, arguments)} answered {answer!r}: {fault}"
+                assert fault is None, f"{called(hook, arguments)} answered {shown(answer)}: {fault}"
         plan = self._plan(architecture)
         if plan is not None:
             for leaf, value in self._wished_defaults(architecture).items():
                 decision = plan.decision(leaf)
-                assert decision.source == "model", f"its default {leaf} = {value!r} decided nothing: {decision.reason}"
+                assert decision.source == "model", (
+                    f"its default {leaf} = {shown(value)} decided nothing: {decision.reason}"
+                )
 
     def test_its_preference_is_taken(self, architecture: str) -> None:
         plan, wish = self._plan(architecture), self._wished_runtime(architecture)
@@ -200,7 +206,7 @@ class ModelPluginConformance:
         if plan is None:
             return
         flag = self._installed_name() or f"module:{module_of(self._reference(), tmp_path)}"
-        said = explained(flag, self._config(architecture), tmp_path)
+        said = explained(flag, self._config(architecture), tmp_path, self.patience)
         ours = {each.setting: (each.value, each.source) for each in plan.decisions}
         theirs = {each["setting"]: (each["value"], each["source"]) for each in said["decisions"]}
         differing = [
@@ -218,6 +224,8 @@ class ModelPluginConformance:
 
     @classmethod
     def _hooks(cls) -> dict[str, Any]:
+        report = cls._probed()
+        assert not isinstance(report, str), f"it is not asked here, since {report}"
         found = hooks_of(cls._plugin())
         return {name: found[name] for name in MODEL_HOOKS if name in found}
 
@@ -227,7 +235,7 @@ class ModelPluginConformance:
             for arguments in questions(architecture, cls.configs.get(architecture)):
                 try:
                     answer = ask(frozen(arguments))
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     hint = " (arguments are immutable)" if isinstance(error, TypeError | AttributeError) else ""
                     raise AssertionError(
                         f"{called(hook, arguments)} raised {type(error).__name__}: {error}{hint}"
@@ -258,6 +266,7 @@ class ModelPluginConformance:
         """What kvferry resolves with this plugin and none about other models; None where kvferry is not installed."""
         dispatcher, checkpoint = core_module("kvferry.dispatcher"), core_module("kvferry.checkpoint")
         testing = core_module("kvferry.testing")
+        cls._hooks()  # refused if asking it ends its process
         if dispatcher is None or checkpoint is None or testing is None:
             return None
         registry = testing.isolated_registry(cls._plugin())

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PROBE_SECONDS = 120
-"""After so long an import hangs."""
-
 CONFIG: Mapping[str, Any] = {"cache_transceiver_config": {"backend": "NIXL"}}
 """An engine configuration that leaves everything else open."""
 
@@ -23,18 +20,18 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def probe(reference: str, asked: str, folder: Path) -> Report | str:
+def probe(reference: str, asked: str, folder: Path, seconds: float) -> Report | str:
     """Import a plugin and ask its hooks in a process of its own, and report; a text where that did not end well."""
     module = "kvferry_plugins.testing.conformance.import_probe"
     command = [sys.executable, "-m", module, reference, asked, str(folder / "report.json")]
     with (folder / "output").open("w") as output, (folder / "errors").open("w") as errors:
         try:
             done = subprocess.run(
-                command, env=_environment(), stdout=output, stderr=errors, timeout=PROBE_SECONDS, check=False
+                command, env=_environment(), stdout=output, stderr=errors, timeout=seconds, check=False
             )
             end = f"ended with status {done.returncode}"
         except subprocess.TimeoutExpired:
-            end = f"did not end within {PROBE_SECONDS} s"
+            end = f"did not end within {seconds:g} s"
     if not (folder / "report.json").is_file():
         said = (folder / "errors").read_text(errors="replace")[-2000:]
         return f"a process that imports {reference} and asks its hooks {end}: {said}"
@@ -55,7 +52,7 @@ def module_of(reference: str, folder: Path) -> str:
     return "of_an_instance"
 
 
-def explained(flag: str, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def explained(flag: str, config: Mapping[str, Any], folder: Path, seconds: float) -> dict[str, Any]:
     """Run ``kvferry explain`` with a plugin and a model's configuration, and return what it says."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "engine.yaml").write_text(json.dumps(CONFIG))
@@ -69,7 +66,7 @@ def explained(flag: str, config: Mapping[str, Any], folder: Path) -> dict[str, A
         env=environ,
         capture_output=True,
         text=True,
-        timeout=PROBE_SECONDS,
+        timeout=seconds,
         check=False,
     )
     said = done.stdout + done.stderr
