@@ -9,6 +9,7 @@ from typing import Any
 
 from kvferry.checkpoint import ModelSpec, load_model_spec
 from kvferry.config import EngineArgs, parse_engine_args
+from kvferry.forks import Guarded, guard, released, require_no_parent
 from kvferry.registry.answers import Answer
 from kvferry.registry.availability import missing_modules
 from kvferry.registry.door import Registry
@@ -53,6 +54,7 @@ class WorkerParts:
         try:
             if self.transceiver is not None:
                 self.transceiver.shutdown()
+                released(self.transceiver)
         finally:
             shut_down_manager(self.manager, self.transceiver)
 
@@ -120,7 +122,9 @@ def build(
         ConfigError: the model cannot be shared out over the ranks, or these are others than the plan says.
         BackendUnavailableError: a library is not installed here, or a part is not there yet.
         HookError: a maker failed. What was built before it is shut down.
+        ForkedProcessError: this process is a fork of one that has a transceiver.
     """
+    require_no_parent()
     registry.plan_resolved(plan)
     _log_plan(plan)
     _require_libraries(plan, registry)
@@ -156,7 +160,8 @@ def _make_transceiver(
         **rest,
     )
     log.info("Using %s", _class_name(plan, registry))
-    return registry.create_transceiver(plan.providers.runtime or "", spec)
+    provider = plan.providers.runtime or ""
+    return guard(registry.create_transceiver(provider, spec), _guarded("transceiver", plan, registry, provider))
 
 
 def missing_libraries(plan: Plan, registry: Registry) -> dict[str, str]:
@@ -289,7 +294,14 @@ def wants_shared_pools(plan: Plan, registry: Registry) -> bool:
 def agent_maker(plan: Plan, registry: Registry) -> Callable[[AgentSpec], TransferAgent]:
     """Bind the plan's backend provider, so that a runtime cannot ask another one."""
     provider = plan.providers.backend or ""
-    return lambda spec: registry.create_transfer_agent(provider, spec)
+    guarded = _guarded("transfer agent", plan, registry, provider)
+    return lambda spec: guard(registry.create_transfer_agent(provider, spec), guarded)
+
+
+def _guarded(what: str, plan: Plan, registry: Registry, plugin: str) -> Guarded:
+    record = registry.record(plugin)
+    distribution = record.printed_distribution if record is not None else None
+    return Guarded(what, plan.runtime or "", plan.backend or "", plugin, distribution)
 
 
 def _event_teller(

@@ -15,6 +15,7 @@
     │   ├── TransferTimeoutError             (also a TimeoutError) .state says where the time went
     │   ├── TransferCancelledError
     │   └── PeerLostError                    (also a ConnectionError) the peer's process or connection is gone
+    ├── ForkedProcessError                   used in a fork of the process that built it: .parent
     ├── CacheFullError                       (also a MemoryError) no block left: .needed, .free, .total
     └── CorruptBlockError                    a block that a lower tier kept came back damaged
 """
@@ -174,6 +175,38 @@ class PeerLostError(TransferError, ConnectionError):
 
     What to do: see whether it runs, and whether our public key is among its ``peers``; prefill the request again.
     """
+
+
+class ForkedProcessError(KvferryError):
+    """A transceiver or an agent, or ``build``, was used in a fork of a process that had built one.
+
+    What to do: start that process with multiprocessing's ``spawn`` or with ``subprocess``, or fork before anything is
+    built and build in the child. The parent goes on undisturbed.
+
+    Attributes:
+        parent: the process's id that was forked.
+        runtime: of what the parent has.
+        backend: of what the parent has.
+        plugin: the plugin that made it, or None where nobody knows.
+        distribution: that plugin's, as printed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        parent: int,
+        runtime: str,
+        backend: str,
+        plugin: str | None = None,
+        distribution: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.parent = parent
+        self.runtime = runtime
+        self.backend = backend
+        self.plugin = plugin
+        self.distribution = distribution
 
 
 class CacheFullError(KvferryError, MemoryError):

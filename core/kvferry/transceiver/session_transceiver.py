@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from kvferry.forks import Guarded, guard, released, require_no_parent
 from kvferry.transceiver.assembly import open_shared
 from kvferry.transceiver.chunks import newly_complete, no_blocks
 from kvferry.transceiver.ledger import Owner
@@ -51,6 +52,7 @@ class SessionTransceiver(KvCacheTransceiver):
         ConfigError: the control socket cannot be bound, or the configuration asks for what this runtime cannot do.
         BackendUnavailableError: from the agent's maker, or from ``make_writer``.
         HandshakeError: a rank of this instance is missing, there twice, or of another kind; the same on every rank.
+        ForkedProcessError: this process is a fork of one that has a transceiver.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class SessionTransceiver(KvCacheTransceiver):
         make_writer: Callable[[TransferAgent], Writer],
         options: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
+        require_no_parent()
         self.kv_transfer_timeout_ms: int | None = spec.config.get("kv_transfer_timeout_ms", 60_000)
         self._spec = spec
         self._manager = spec.manager
@@ -75,6 +78,8 @@ class SessionTransceiver(KvCacheTransceiver):
         self._entering = threading.Lock()
         """Held while a request enters, so that shutdown finds it entered or refuses it."""
         self._shared, self._registration = open_shared(spec, make_writer, options)
+        guard(self._shared.agent, Guarded("transfer agent", spec.runtime, spec.backend))
+        guard(self, Guarded("transceiver", spec.runtime, spec.backend))
         self._loop = Loop(self._shared, spec.ranks)
         self._loop.start()
         try:
@@ -168,6 +173,8 @@ class SessionTransceiver(KvCacheTransceiver):
         self._shared.agent.close()
         self.memory_in_use = self._memory_left_in_use()
         self._shared.channel.close()
+        released(self._shared.agent)
+        released(self)
 
     def _memory_left_in_use(self) -> str | None:
         """Our agent reads and writes nothing any more; a peer's may."""
