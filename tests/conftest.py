@@ -1,9 +1,11 @@
 import importlib
+import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -56,6 +58,43 @@ def install(monkeypatch):
     for name in set(sys.modules) - before:
         if str(PACKAGES) in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def read_trace():
+    """Read a trace file as ui.perfetto.dev does, and say where it is not well formed; its events but for the names."""
+
+    def read(path: Path) -> list[dict[str, Any]]:
+        trace = json.loads(path.read_text())
+        assert trace["displayTimeUnit"] == "ms"
+        named = {event["pid"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+        events = [event for event in trace["traceEvents"] if event["ph"] != "M"]
+        open_ends: dict[tuple[Any, ...], list[float]] = {}
+        begun: dict[tuple[Any, ...], list[tuple[str, float]]] = {}
+        for event in sorted((e for e in events if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"])):
+            ends, end = open_ends.setdefault((event["pid"], event["tid"]), []), event["ts"] + event["dur"]
+            while ends and ends[-1] <= event["ts"] + 0.01:
+                ends.pop()
+            assert event["dur"] >= 0
+            assert not ends or end <= ends[-1] + 0.01, f"{event} overlaps another of its thread"
+            ends.append(end)
+        for event in events:
+            assert event["pid"] in named
+            assert event["ph"] in "Xben", event
+            if event["ph"] == "X":
+                continue
+            track = begun.setdefault((event["pid"], event["cat"], event["id2"]["local"]), [])
+            if event["ph"] == "b":
+                assert not track or event["ts"] >= track[-1][1]
+                track.append((event["name"], event["ts"]))
+            elif event["ph"] == "e":
+                name, since = track.pop()
+                assert name == event["name"]
+                assert event["ts"] >= since
+        assert not [track for track in begun.values() if track], "a span without an end"
+        return events
+
+    return read
 
 
 @pytest.fixture

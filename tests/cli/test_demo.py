@@ -25,8 +25,9 @@ def run_demo(*arguments: str, seconds: float = 200):
     )
 
 
-def test_the_demo_equals_aggregated_decoding_and_shows_what_travelled():
-    result = run_demo("--json", "--max-tokens", "6")
+def test_the_demo_equals_aggregated_decoding_and_shows_what_travelled(tmp_path, read_trace):
+    trace = tmp_path / "trace.json"
+    result = run_demo("--json", "--max-tokens", "6", "--trace", str(trace))
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     assert (answer["ok"], answer["equal"]) == (True, True)
@@ -41,6 +42,10 @@ def test_the_demo_equals_aggregated_decoding_and_shows_what_travelled():
     assert third["cached_tokens"] >= 96
     assert third["bytes"] < second["bytes"]
     assert "loading the model" in result.stderr
+    events = read_trace(trace)
+    assert len({event["pid"] for event in events}) == 2
+    assert sum(event["ph"] == "b" and event["name"] == "request" for event in events) == 6
+    assert sum(event["name"] == "decode" for event in events) == 15
 
 
 def test_gemma_goes_through_the_pair_generation_first_and_pipelined():

@@ -201,7 +201,7 @@ def stopped():
     return stopped_process
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start_worker(tmp_path_factory):
     """A worker of a test's own: ``with start_worker(role, model, *arguments) as worker: …``."""
 

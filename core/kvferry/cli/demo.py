@@ -56,6 +56,11 @@ POOL_TOKENS = 8192
     type=click.IntRange(1),
     help="Tokens a step; 512 if not given, 256 where hand-offs are pipelined.",
 )
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what both workers did to FILE.json, which ui.perfetto.dev opens.",
+)
 @json_option
 @report_errors(fields=NOT_RUN)
 @plugin_options
@@ -72,6 +77,7 @@ def demo(
     pipelined: bool,
     max_tokens: int,
     prefill_chunk: int | None,
+    trace: Path | None,
     as_json: bool,
 ) -> None:
     """Prefill in one process, decode in another, and compare with one process that does both.
@@ -83,7 +89,10 @@ def demo(
     from kvferry.config import load_engine_args, parse_engine_args
     from kvferry.demo.progress import progress_view
     from kvferry.integrations.checkpoints import find_checkpoint
+    from kvferry.tracing.perfetto import require_trace
 
+    if trace is not None:
+        require_trace(trace)
     written = load_engine_args(config) if config else parse_engine_args({})
     settings = demo_settings(written, backend, runtime, manager, no_reuse=no_reuse, pipelined=pipelined)
     registry = open_registry(toggles)
@@ -113,6 +122,7 @@ def demo(
         prefill_chunk=prefill_chunk or default_prefill_chunk(plan),
         style=style,
         plugin_arguments=plugin_arguments(),
+        trace=trace,
     )
     results = run_demo(options, registry, _speaker(quiet=as_json))
     equal = all(result.equal for result in results)
@@ -129,6 +139,8 @@ def demo(
         click.echo(f"\n{used_line(model, plan, style)}")
         print_results(results)
         click.echo(_verdict(results))
+        if trace is not None:
+            click.echo(f"trace: {trace} (open it in https://ui.perfetto.dev)")
     raise SystemExit(0 if equal else 1)
 
 

@@ -38,6 +38,8 @@ class WorkerProcess:
     arguments: Sequence[str]
     on_progress: Callable[[str], None]
     http: str = ""
+    metrics: str | None = None
+    """Its metrics' own port, if it has one."""
     _process: Process | None = None
     _failure: WorkerFailedError | None = None
     _output: "queue.SimpleQueue[str | None]" = field(default_factory=queue.SimpleQueue)
@@ -122,7 +124,7 @@ class WorkerProcess:
             with contextlib.suppress(ValueError):
                 ready = json.loads(line)
                 if isinstance(ready, dict) and ready.get("ready"):
-                    self.http = ready["http"]
+                    self.http, self.metrics = ready["http"], ready.get("metrics")
                     return
 
     def failure(self, what: str) -> WorkerFailedError:
@@ -171,7 +173,13 @@ def worker_environ() -> dict[str, str]:
 
 
 def worker_arguments(
-    role: Role, *, folder: Path, config: Path, prefill_chunk: int, plugin_arguments: Sequence[str]
+    role: Role,
+    *,
+    folder: Path,
+    config: Path,
+    prefill_chunk: int,
+    plugin_arguments: Sequence[str],
+    trace: Path | None = None,
 ) -> Sequence[str]:
     """The arguments of a worker that serves nobody else."""
     return (
@@ -180,6 +188,7 @@ def worker_arguments(
         *("--config", str(config)),
         *("--prefill-chunk", str(prefill_chunk)),
         *("--drain-seconds", "0"),
+        *(("--trace", str(trace)) if trace is not None else ()),
         *plugin_arguments,
     )
 

@@ -17,6 +17,7 @@ from kvferry.demo.report import Compared
 from kvferry.demo.router import ask
 from kvferry.launch.together import launcher_of
 from kvferry.registry.door import Registry
+from kvferry.tracing.perfetto import merge
 from kvferry_plugins.types import Role, ScheduleStyle
 
 CONFIG_NAME = "engine.yaml"
@@ -38,6 +39,8 @@ class DemoOptions:
     style: ScheduleStyle = ScheduleStyle.CONTEXT_FIRST
     plugin_arguments: tuple[str, ...] = ()
     """``-p NAME`` and the like, for the workers."""
+    trace: Path | None = None
+    """Where both workers' traces go, as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,12 @@ def _ended_by_signals() -> Iterator[None]:
 @contextmanager
 def _running(options: DemoOptions, registry: Registry) -> Iterator[tuple[WorkerProcess, WorkerProcess, Reference]]:
     with ExitStack() as stack:
-        config = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-demo-"))) / CONFIG_NAME
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-demo-")))
+        config = folder / CONFIG_NAME
         config.write_text(_yaml(options.settings))
+        traces = {role: folder / f"{role.value}.json" if options.trace is not None else None for role in Role}
+        if options.trace is not None:  # the workers write theirs as they end
+            stack.callback(merge, [path for path in traces.values() if path is not None], options.trace)
         with progress_view() as view:
             arguments = partial(
                 worker_arguments,
@@ -101,7 +108,10 @@ def _running(options: DemoOptions, registry: Registry) -> Iterator[tuple[WorkerP
                 prefill_chunk=options.prefill_chunk,
                 plugin_arguments=options.plugin_arguments,
             )
-            workers = [WorkerProcess(role.value, arguments(role), view.say) for role in (Role.CONTEXT, Role.GENERATION)]
+            workers = [
+                WorkerProcess(role.value, arguments(role, trace=traces[role]), view.say)
+                for role in (Role.CONTEXT, Role.GENERATION)
+            ]
             wait_ready = stack.enter_context(started(workers, launcher_of(options.backend, registry)))
             reference = stack.enter_context(
                 reference_engine(

@@ -180,9 +180,8 @@ class EngineLoop:
         self._go_on(task, lambda: task.steps.send(event))
 
     def _go_on(self, task: _Task, step: Callable[[], Turn]) -> None:
-        self._stepping += 1
         try:
-            turn = step()
+            turn = self._make_step(step)
         except StopIteration:
             self._over(task.job, "completed")
             return
@@ -192,14 +191,19 @@ class EngineLoop:
             self._over(task.job, "failed")
             task.job.tell(Failed(error))
             return
-        finally:
-            self._stepping -= 1
         if turn is Turn.TRANSFER:
             self._asleep[task.job.request_id] = task
         elif turn is Turn.ROOM:
             self._make_room(task)
         else:
             self._ready.append(task)
+
+    def _make_step(self, step: Callable[[], Turn]) -> Turn:
+        self._stepping += 1
+        try:
+            return step()
+        finally:
+            self._stepping -= 1
 
     def _over(self, job: Job, how: str) -> None:
         self._live.discard(job)

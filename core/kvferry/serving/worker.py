@@ -5,6 +5,7 @@ import faulthandler
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -112,7 +113,7 @@ def run_worker(
         server.start()
         endpoint = str(service.transceiver.status_dump().get("endpoint") or options.control_bind)
         on_ready(Ready(server.url, endpoint, os.getpid(), own_port))
-        stop.wait()
+        _wait_for_signal(stop)
         stop.clear()
         return _drain(service, options.drain_seconds, stop)
 
@@ -265,6 +266,24 @@ def _handle_signals(service: Service, stop: threading.Event, trace: TraceFile) -
     signal.signal(signal.SIGUSR2, lambda number, frame: trace.write_now())
     # the stacks are written at once, even where no Python code can run any more; then the handler above is asked
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
+
+
+def _wait_for_signal(stop: threading.Event) -> None:
+    """Sleep until a handler has set ``stop``. The main thread's.
+
+    Of two signals in a row the kernel may hand one to another thread, which wakes nobody who waits for a lock; but
+    whichever thread gets it writes to the wakeup descriptor.
+    """
+    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    try:
+        while not stop.is_set():
+            select.select([readable], [], [])
+            os.read(readable, 4096)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(readable)
+        os.close(writable)
 
 
 def _drain(service: Service, seconds: float, stop: threading.Event) -> int:

@@ -27,7 +27,7 @@ def complete(
         "cat": "kvferry",
         "ph": "X",
         "ts": microseconds(start),
-        "dur": round((end - start) * 1e6, 3),
+        "dur": round(microseconds(end) - microseconds(start), 3),  # so that it ends where the next one begins
         "pid": process,
         "tid": thread,
         "args": dict(arguments or {}),
