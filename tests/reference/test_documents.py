@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from kvferry.cli.main import VERBS, main
 from kvferry.config.settings import settings
+from kvferry.doctor.environment import OURS
 from kvferry.reference.configuration import DECIDED_BY
 from kvferry.reference.documents import DOCUMENTS
 from kvferry.reference.errors import contract_errors
@@ -75,6 +76,12 @@ def test_every_setting_is_in_the_configurations_page():
     page = DOCUMENTS["docs/reference/configuration.md"]()
     assert [setting.key for setting in settings() if f"\n| `{setting.key}` |" not in page] == []
     assert DECIDED_BY.keys() <= {setting.key for setting in settings()}
+
+
+def test_every_variable_that_operators_may_set_is_there():
+    page = DOCUMENTS["docs/reference/configuration.md"]()
+    selectors = [variable for variable, _ in SELECTORS]
+    assert [name for name in [*OURS, *selectors] if f"\n| `{name}` |" not in page] == []
 
 
 def test_every_error_says_what_to_do():

@@ -3,6 +3,7 @@
 from typing import Final
 
 from kvferry.config.settings import NO_DEFAULT, Setting, settings
+from kvferry.doctor.variables import VARIABLES
 from kvferry.reference.markdown import code, page, prose, table, yaml_value
 from kvferry.resolution.defaults import NOT_FOR_MODELS
 from kvferry.resolution.selectors import SELECTORS
@@ -58,6 +59,12 @@ _MODELS: Final = "`model_defaults`"
 _NOBODY: Final = "nobody"
 
 
+VARIABLES_TEXT: Final = """\
+What kvferry reads beside the file. `kvferry doctor` names those that look like these and are none. Transports have
+variables of their own ([transports](../transports.md)); where files lie follows the XDG variables
+([deployment](../deployment.md))."""
+
+
 def configuration_page() -> str:
     """Write the page."""
     found = list(settings())
@@ -70,8 +77,8 @@ def configuration_page() -> str:
         "core/kvferry/config/schema.py",
         INTRODUCTION,
         *parts,
-        "## What models may not decide",
-        _denied(),
+        f"## What models may not decide\n\n{_denied()}",
+        f"## Environment variables\n\n{VARIABLES_TEXT}\n\n{_variables()}",
     )
 
 
@@ -114,4 +121,14 @@ def _denied() -> str:
     return (
         "A `model_defaults` that holds one of these keys is a `HookError`, as one that holds an unknown key or a value "
         f"of another type.\n\n{table(('key', 'why'), rows)}"
+    )
+
+
+def _variables() -> str:
+    selectors = [
+        (code(variable), f"`1`: `{ASK_ENVIRONMENT}` is `{backend}`, unless one above it is set")
+        for variable, backend in SELECTORS
+    ]
+    return table(
+        ("variable", "what it does"), [*((code(name), prose(text)) for name, text in VARIABLES.items()), *selectors]
     )
