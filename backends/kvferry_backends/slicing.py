@@ -14,6 +14,9 @@ SLICE_BYTES = 32 << 20
 
 SLICE_SEGMENTS = 1024
 
+LONGEST_SEGMENT = 1 << 47
+"""Bytes that a process can have at all; more would only be cut into slices without end."""
+
 Rows = NDArray[np.int64]
 """Source address, destination address, bytes: int64[n, 3]."""
 
@@ -45,9 +48,11 @@ def _rows(src: Addresses, dst: Addresses, nbytes: Addresses) -> Rows:
         raise TransferError(f"{len(src)} sources, {len(dst)} destinations and {len(nbytes)} sizes do not match")
     rows = np.empty((len(nbytes), 3), dtype=np.int64)
     rows[:, 0], rows[:, 1], rows[:, 2] = src, dst, nbytes
-    smallest = int(rows[:, 2].min(initial=1))
+    smallest, largest = int(rows[:, 2].min(initial=1)), int(rows[:, 2].max(initial=1))
     if smallest < 0:
         raise TransferError(f"segment {int(rows[:, 2].argmin())} has {smallest} bytes")
+    if largest > LONGEST_SEGMENT:
+        raise TransferError(f"segment {int(rows[:, 2].argmax())} has {largest} bytes, more than memory has addresses")
     return rows if smallest else rows[rows[:, 2] > 0]
 
 

@@ -32,9 +32,11 @@ def test_many_small_segments_are_cut_by_number():
     assert [len(part) for part in slices(segments, segments, np.ones_like(segments))] == [SLICE_SEGMENTS] * 3 + [1]
 
 
-def test_columns_that_do_not_match_and_negative_sizes_are_refused():
+def test_columns_that_do_not_match_negative_and_impossible_sizes_are_refused():
     one, two = np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.int64)
     with pytest.raises(TransferError, match="do not match"):
         slices(two, one, two)
     with pytest.raises(TransferError, match="segment 0 has -1 bytes"):
         slices(one, one, one - 1)
+    with pytest.raises(TransferError, match="more than memory has addresses"):
+        slices(two, two, np.array([4096, 1 << 62]))

@@ -67,6 +67,7 @@ class ToyTcpAgent(TransferAgent):
     library = "toytcp 1.0"
 
     def __init__(self, spec: AgentSpec) -> None:
+        self._spoken = spec.name
         self._name, self._token = secrets.token_bytes(16), secrets.token_bytes(16)
         self._ids = itertools.count(1)
         self._memory = Memory()
@@ -82,6 +83,7 @@ class ToyTcpAgent(TransferAgent):
 
     def register(self, regions: Sequence[Region]) -> RegistrationId:
         """Make memory reachable."""
+        self._require_open()
         registration = RegistrationId(next(self._ids))
         self._memory.add(registration, regions)
         return registration
@@ -236,12 +238,12 @@ class ToyTcpAgent(TransferAgent):
 
     def _require_open(self) -> None:
         if self._epoll.closed:
-            raise TransferError("this TOYTCP agent is closed")
+            raise TransferError(f"{self._spoken}: this TOYTCP agent is closed")
 
     def _peer(self, peer: PeerId) -> _Peer:
         self._require_open()
         if peer not in self._peers:
-            raise TransferError(f"there is no peer {peer!r}; there are {sorted(self._peers)}")
+            raise TransferError(f"{self._spoken} has no peer {peer!r}; it has {sorted(self._peers)}")
         return self._peers[peer]
 
 

@@ -36,9 +36,9 @@ class ScriptedHub:
         self._serial = itertools.count(1)
 
     def admit(self, agent: "ScriptedAgent") -> bytes:
-        """Enter an agent and return its descriptor, unique for the life of the hub."""
+        """Enter an agent and return its descriptor, unique for the life of the hub and in no other process."""
         with self.lock:
-            descriptor = _MAGIC + f"{agent.name}#{next(self._serial)}".encode()
+            descriptor = _MAGIC + f"{agent.name}#{next(self._serial)}@{os.getpid()}".encode()
             self.agents[descriptor] = agent
             return descriptor
 
@@ -174,6 +174,9 @@ class ScriptedAgent(TransferAgent):
 
     def register(self, regions: Sequence[Region]) -> RegistrationId:
         """Note the regions: writes outside of them are refused."""
+        for region in regions:
+            if region.device != "cpu":
+                raise TransferError(f"{self.name} serves memory on cpu, not on {region.device}")
         with self._hub.lock:
             self._require_open()
             registration = RegistrationId(next(self._tally.ids))
@@ -189,6 +192,7 @@ class ScriptedAgent(TransferAgent):
 
     def local_descriptor(self) -> bytes:
         """The name under which the hub knows this agent."""
+        self._require_open()
         return self._descriptor
 
     def connect(self, descriptor: bytes) -> PeerId:
