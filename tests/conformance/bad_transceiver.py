@@ -151,6 +151,10 @@ class DumpsObjects(Faithful):
         return {**self.inner.status_dump(), "manager": self.spec.manager}
 
 
+class SaysMemoryIsFree(Faithful):
+    memory_in_use = None
+
+
 class TrustsAnybody(Faithful):
     def request_and_receive_async(self, request):
         try:
@@ -197,6 +201,7 @@ FAULTS = {
     "declares other than it has": Boasts,
     "collects chunks": CollectsChunks,
     "dumps objects": DumpsObjects,
+    "says that memory is free": SaysMemoryIsFree,
     "trusts anybody": TrustsAnybody,
     "scribbles": Scribbles,
     "loses a block": LosesABlock,

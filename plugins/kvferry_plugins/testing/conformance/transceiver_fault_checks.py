@@ -9,6 +9,7 @@ import pytest
 
 from kvferry_plugins.errors import KvferryError, TransferError, TransferTimeoutError
 from kvferry_plugins.testing.agents import ScriptedAgent
+from kvferry_plugins.testing.conformance.process_state import within
 from kvferry_plugins.testing.conformance.raising import raised_by
 from kvferry_plugins.testing.conformance.transceiver_pair import PROMPT, Pair, Worker
 from kvferry_plugins.testing.conformance.transceiver_suite import RunPair, TransceiverSuite
@@ -139,6 +140,15 @@ class FaultChecks(TransceiverSuite):
                 f"request 77 is nowhere, and cancel_request of the {worker.role} worker says {answer}"
             )
         self.finish(pair)
+
+    def test_memory_that_a_peer_may_still_write_to_is_not_given_back(self, run_pair: RunPair) -> None:
+        pair = run_pair(Hold())
+        pair.fetch()
+        self._wait_until_posted(pair)
+        assert within(self.patience, pair.generation.transceiver.shutdown), "shutdown waits for a write that hangs"
+        assert pair.generation.transceiver.memory_in_use, (
+            "shutdown returned with a write in flight, and memory_in_use says that the memory may be freed"
+        )
 
     # --- clocks -------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class HandOffChecks(TransceiverSuite):
         pair = run_pair(kv_transfer_timeout_ms=12_345)
         for worker in pair.workers:
             assert worker.transceiver.unusable is None, f"a fresh transceiver says: {worker.transceiver.unusable}"
+            stalled = worker.transceiver.stalled(0.001)
+            assert stalled is None, f"a fresh transceiver, which has nothing to do, says that it hangs: {stalled}"
             clock = worker.transceiver.kv_transfer_timeout_ms
             assert clock == 12_345, f"kv_transfer_timeout_ms is {clock}, and its configuration says 12345"
 
