@@ -41,7 +41,7 @@ EXPECTED = {
     "hangs when asked": ("test_importing_and_asking_it_ends_well", "did not end within 10 s"),
     "exits when asked": ("test_it_has_the_opinions", "raised SystemExit: no config"),
     "answers megabytes": ("test_its_answers_are_in_the_vocabulary", "… (6000002 characters), which is not 'PYTHON'"),
-    "no such entry point": ("test_the_entry_point_leads_to_it", "has an entry point 'bad' in the group kvferry"),
+    "no such entry point": ("test_the_entry_point_leads_to_it", "has an entry point named 'bad' in the group kvferry"),
 }
 
 SUITES = """

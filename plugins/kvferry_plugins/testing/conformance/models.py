@@ -92,7 +92,7 @@ class ModelPluginConformance:
             return
         module = self._reference().partition(":")[0]
         points = entry_points_named(self.entry_point) if self.entry_point else entry_points_at(module)
-        wanted = repr(self.entry_point) if self.entry_point else f"one that names {module!r}"
+        wanted = f"named {self.entry_point!r}" if self.entry_point else f"that names {module!r}"
         assert points, (
             f"no installed distribution has an entry point {wanted} in the group kvferry: install yours, or set "
             "entry_point = None for a plugin that is not packaged"
