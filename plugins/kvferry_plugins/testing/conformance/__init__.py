@@ -4,24 +4,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from kvferry_plugins.testing.conformance.agents import (
+        BlockTransferAgentConformance,
+        InProcessAgentConformance,
+        TransferAgentConformance,
+    )
     from kvferry_plugins.testing.conformance.forwarding import ForwardingConformance, check_forwards
     from kvferry_plugins.testing.conformance.managers import KVCacheManagerConformance
     from kvferry_plugins.testing.conformance.models import ModelPluginConformance
     from kvferry_plugins.testing.conformance.transceivers import TransceiverConformance
 
 __all__ = [
+    "BlockTransferAgentConformance",
     "ForwardingConformance",
+    "InProcessAgentConformance",
     "KVCacheManagerConformance",
     "ModelPluginConformance",
     "TransceiverConformance",
+    "TransferAgentConformance",
     "check_forwards",
 ]
 
 _HOMES: Final = {
+    "BlockTransferAgentConformance": "agents",
     "ForwardingConformance": "forwarding",
+    "InProcessAgentConformance": "agents",
     "KVCacheManagerConformance": "managers",
     "ModelPluginConformance": "models",
     "TransceiverConformance": "transceivers",
+    "TransferAgentConformance": "agents",
     "check_forwards": "forwarding",
 }
 

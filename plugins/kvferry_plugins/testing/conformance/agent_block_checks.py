@@ -70,7 +70,9 @@ class BlockChecks(AgentSuite):
     def test_a_pool_that_is_not_registered_is_refused(self, pair: Pair) -> None:
         beyond = pair.theirs + pair.nbytes - BLOCK_BYTES
         transfer = submitted(lambda: pair.writer.submit_blocks(pair.peer, beyond, WHOLE, SHAPE, ([1], [2])))
-        assert transfer is None or not pair.outcome(transfer).ok, "blocks behind registered memory were said to be written"
+        assert transfer is None or not pair.outcome(transfer).ok, (
+            "blocks behind registered memory were said to be written"
+        )
         assert pair.target.guards_are_whole(), "memory behind the target's registered regions was written to"
 
     def test_progress_is_told_until_a_transfer_is_over(self, workers: Workers) -> None:
@@ -130,5 +132,3 @@ class BlockChecks(AgentSuite):
             for before, behind, size in runs
         ]
         pair.expect(*map(list, zip(*rows, strict=True)), what="blocks by their ids")
-
-

@@ -14,8 +14,8 @@ CYCLES = 6
 LEAKED_BYTES = 24 << 20
 """By which a process's resident memory may grow in all cycles: an allocator keeps some."""
 
-BATCHES, TRANSFERS, SEGMENTS = 3, 60, 200
-KEPT_BYTES = 128 << 10
+BATCHES, TRANSFERS, SEGMENTS = 3, 40, 256
+KEPT_BYTES = 96 << 10
 """By which it may grow in the best of some batches of transfers: half of what their addresses take."""
 
 

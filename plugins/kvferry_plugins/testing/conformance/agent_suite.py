@@ -92,8 +92,8 @@ class Pair:
         got = np.frombuffer(self.target.read(), dtype=np.uint8)
         wrong = np.flatnonzero(got != expected)
         assert not len(wrong), (
-            f"{what}: the completion said ok, but {len(wrong)} of {self.nbytes} bytes of the target's memory are wrong, "
-            f"the first at offset {wrong[0]}"
+            f"{what}: the completion said ok, but {len(wrong)} of {self.nbytes} bytes of the target's memory are "
+            f"wrong, the first at offset {wrong[0]}"
         )
 
     def still_works(self) -> None:
@@ -116,9 +116,9 @@ class Workers:
         if self.suite.in_process:
             return [AgentSide(self.suite.make_agent, name, self.suite.device) for name in names]
         missing = [name for name in names if name not in self._sides or not self._sides[name].alive()]
-        if self.suite.launcher is not None and missing:
+        if self.suite.one_world and missing:
             self.close()
-            self._start(names, self.suite.launcher)
+            self._start(names, self.suite.launch)
         elif missing:
             for name in missing:
                 self._start([name], None)
@@ -165,8 +165,7 @@ class AgentSuite:
 
     Attributes:
         in_process: both agents live in the test's own process: for a debugger, or where agents reach no other process.
-        launcher: from the sides' command lines to the one that starts them all, as ``TransferBackend.launcher``, for a
-            transport that has its processes in one world; None = each on its own.
+        one_world: the sides' processes are started together by ``launch``, and replaced together.
         environment: variables for the sides' processes.
         device: of the memory that the agents serve.
         has_wakeup: whether ``wakeup_fd`` is a descriptor; False = it must be None.
@@ -181,7 +180,7 @@ class AgentSuite:
     """
 
     in_process: ClassVar[bool] = False
-    launcher: ClassVar[Launcher | None] = None
+    one_world: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
     device: ClassVar[str] = "cpu"
     has_wakeup: ClassVar[bool] = True
@@ -198,6 +197,10 @@ class AgentSuite:
     def make_agent(self, name: str) -> TransferAgent:
         """Make an agent of this name; the one thing that a subclass must say."""
         raise NotImplementedError(f"{type(self).__name__} must define make_agent(self, name) -> TransferAgent")
+
+    def launch(self, commands: Sequence[Sequence[str]]) -> Sequence[str]:
+        """Give the one command line that starts all sides, as ``TransferBackend.launcher``, for ``one_world``."""
+        raise NotImplementedError(f"{type(self).__name__} declares one_world = True and must define launch(commands)")
 
     @pytest.fixture
     def workers(self, request: pytest.FixtureRequest) -> Workers:
@@ -278,7 +281,9 @@ def refusal(call: Callable[[], object], what: str) -> str:
         answer = call()
     except TransferError as error:
         return str(error)
-    except (ForeignError, ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
+    except ForeignError as error:
+        pytest.fail(f"{what} must be refused with a TransferError, which reaches the operator; it raised {error}")
+    except (ValueError, TypeError, LookupError, RuntimeError, OSError, MemoryError) as error:
         pytest.fail(f"{what} must be refused with a TransferError, which reaches the operator; it raised {error!r}")
     pytest.fail(f"{what} must be refused with a TransferError; it was accepted, with the answer {answer!r}")
 
@@ -289,6 +294,8 @@ def submitted(call: Callable[[], TransferId]) -> TransferId | None:
         return call()
     except TransferError:
         return None
+    except ForeignError as error:
+        pytest.fail(f"submit refuses with a TransferError, which reaches the operator; it raised {error}")
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
