@@ -1,8 +1,10 @@
 """What a worker tells Prometheus and its orchestrator: sums that are what was moved, and whether it makes progress."""
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
@@ -188,3 +190,13 @@ def test_so_many_may_hang_in_one_question_and_no_more(asked):
     answers = asyncio.run(run())
     assert answers.count("told") == MOST_AT_A_TIME == len(began)
     assert sum(isinstance(answer, RequestError) for answer in answers) == 3
+
+
+def test_the_documentation_lists_every_metric_and_no_other(local_pair):
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    names = (re.findall(r"`(\w+)`", row.split("|")[1]) for row in rows)
+    documented = {name for found in names for name in found if not name.startswith("/")}
+    text = local_pair().context.http.get("/metrics").text
+    told = {family.name for family in read_text(text) if family.name.startswith("kvferry_")}
+    assert {f"kvferry_{name}" for name in documented} == told | {"kvferry_trace_dropped_entries"}
