@@ -1,7 +1,8 @@
 """A context and a generation worker in processes of their own, and the hand-offs between them."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from kvferry.bench.pairings import Pairing
 from kvferry.bench.processes import Child, ChildError, ChildOrder, start_together
 from kvferry.launch.together import launcher_of
+from kvferry.registry.inheritance import announce_plugin_set
 from kvferry.registry.load import load_registry
 from kvferry.registry.toggles import Toggles
 
@@ -39,15 +41,24 @@ def workers(pairing: Pairing, *, blocks: int, block_bytes: int) -> Iterator[Work
         "kv_transfer_shared_memory": pairing.shared_memory,
     }
     options = {"blocks": blocks, "block_bytes": block_bytes, "config": config}
-    launcher = launcher_of(pairing.backend, load_registry(toggles=Toggles()))
+    registry, environ = load_registry(toggles=Toggles()), dict(os.environ)
+    announce_plugin_set(registry, environ)
+    launcher = launcher_of(pairing.backend, registry)
     orders = [_worker(role, options) for role in ("context", "generation")]
     try:
-        with start_together(launcher, orders) as sides:
+        with start_together(launcher, orders, environ=environ) as sides:
             for worker in sides:
-                worker.answer(timeout=120)
+                _require_our_plugins(worker.answer(timeout=120))
             yield Workers(*sides)
     except ChildError as error:
         raise ChildError(f"{pairing}: {error}") from error
+
+
+def _require_our_plugins(ready: Mapping[str, Any]) -> None:
+    """Refuse to measure a worker that loaded other plugins than this process."""
+    parent = ready["parent"]
+    if parent is not None and parent["plugins"] != "same":
+        raise ChildError(f"it has other plugins than the process that started it: {parent['plugins']}")
 
 
 def _worker(role: str, options: dict[str, Any]) -> ChildOrder:

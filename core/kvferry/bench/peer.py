@@ -23,6 +23,7 @@ from kvferry.bench.timed_agent import TimedAgent, TimedBlockAgent, timed
 from kvferry.cache.manager_v1 import KVCacheManagerV1
 from kvferry.dispatcher import agent_maker, resolve, wants_shared_pools
 from kvferry.registry.door import Registry
+from kvferry.registry.inheritance import inheritance_of
 from kvferry.registry.load import load_registry
 from kvferry.registry.toggles import Toggles
 from kvferry.transceiver.mapping import share
@@ -87,6 +88,9 @@ class PeerProcess:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.role = Role(options["role"])
         registry = load_registry(toggles=Toggles())
+        inheritance = inheritance_of(registry, os.environ)
+        self.parent = inheritance.dump() if inheritance is not None else None
+        """How our plugins compare with those of the process that started us."""
         plan = resolve({"cache_transceiver_config": options["config"]}, model=None, registry=registry, environ={})
         self.manager = BenchManager(_manager_spec(options, shared=wants_shared_pools(plan, registry)))
         self.pool = self.manager.layout.pools[0]
@@ -282,7 +286,7 @@ def main() -> None:
     """Answer commands until the input ends."""
     answers = _take_stdout()
     peer = PeerProcess(json.loads(sys.argv[1]))
-    _say(answers, {"ready": True, "pid": os.getpid()})
+    _say(answers, {"ready": True, "pid": os.getpid(), "parent": peer.parent})
     for line in sys.stdin:
         command = json.loads(line)
         try:

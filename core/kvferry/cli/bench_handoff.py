@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.children import tell_children
 from kvferry.cli.options import open_registry, plugin_options
 from kvferry.cli.output import envelope, json_option, print_json, report_errors
 
@@ -72,6 +73,7 @@ def handoff(
     if trace is not None:
         require_trace(trace)
     registry = open_registry(toggles)
+    tell_children(registry)
     folder = find_checkpoint(model)
     longest = max(lengths) + output_tokens
     settings, effective = _settings(config, backend, runtime, longest, folder, registry)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.children import tell_children
 from kvferry.cli.options import open_registry, plugin_options
 from kvferry.cli.output import envelope, json_option, print_json, print_warnings, report_errors
 
@@ -96,6 +97,7 @@ def demo(
     written = load_engine_args(config) if config else parse_engine_args({})
     settings = demo_settings(written, backend, runtime, manager, no_reuse=no_reuse, pipelined=pipelined)
     registry = open_registry(toggles)
+    tell_children(registry)
     with progress_view() as view:
         folder = find_checkpoint(model, view.stage)
     plan = buildable_plan(settings, folder, registry)

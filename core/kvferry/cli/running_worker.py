@@ -91,10 +91,21 @@ def print_state(status: Mapping[str, Any]) -> None:
     state = "ready" if status["ready"] else f"not ready: {status['not_ready']}"
     click.echo(f"\nworker       {status['role']}, {state}")
     click.echo(f"plugins      {', '.join(f'{name} ({origin})' for name, origin in status['plugins'].items())}")
+    if status.get("parent"):
+        click.echo(f"parent       process {status['parent']['pid']}, {_inherited(status['parent']['plugins'])}")
     click.echo(f"jobs         {_pairs(status['engine'])}")
     for number, group in enumerate(status["manager"]["groups"]):
         click.echo(f"blocks       group {number}: {_pairs(group)}")
     click.echo(f"transfers    {json.dumps(status['transceiver'], indent=1)}")
+
+
+def _inherited(plugins: Any) -> str:
+    if plugins == "same":
+        return "with the same plugins"
+    named = (
+        f"{each['plugin']}: {each['parent'] or 'not on'} there, {each['here'] or 'not on'} here" for each in plugins
+    )
+    return f"with other plugins ({'; '.join(named)})"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from kvferry.integrations.transformers.loading import LoadedModel
 from kvferry.integrations.transformers.sampling import SamplingParams
 from kvferry.metrics.figures import TransferFigures
 from kvferry.registry.door import Registry
+from kvferry.registry.inheritance import Inheritance
 from kvferry.registry.records import plain_record
 from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.failures import Failure, RequestError
@@ -53,6 +54,8 @@ class Service:
     loop: EngineLoop
     max_seq_len: int | None = None
     stall_seconds: float = STALL_SECONDS
+    parent: Inheritance | None = None
+    """How the plugins compare with those of the process that started this one; None = nobody told."""
     figures: TransferFigures = field(default_factory=TransferFigures)
     ring: TraceRing | None = None
     """Where the spans of a trace are kept; None = nobody wants one."""
@@ -261,6 +264,7 @@ class Service:
             "drained": self.drained,
             "plan": {**plain_plan(plan, model=model), "warnings": list(plan.warnings)},
             "plugins": self.registry.plugin_set(),
+            "parent": self.parent.dump() if self.parent is not None else None,
             "plugin_records": [plain_record(record) for record in self.registry.records()],
             "observers": {name: asdict(counts) for name, counts in self.registry.observer_counts().items()},
             "engine": {"alive": self.loop.alive, **self.loop.counts(), "progress": self.loop.pulse.dump()},
