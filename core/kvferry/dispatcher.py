@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvferry.forks import Guarded, guard, released, require_no_parent
 from kvferry.registry.answers import Answer
 from kvferry.registry.availability import missing_modules
 from kvferry.registry.door import Registry
+from kvferry.registry.inheritance import Inheritance, inheritance_of
 from kvferry.registry.plugin_set import plugin_digests
 from kvferry.resolution.plan import make_plan
 from kvferry.resolution.vocabulary import RUNTIME
@@ -48,6 +50,8 @@ class WorkerParts:
     manager: KVCacheManager
     transceiver: KvCacheTransceiver | None
     """None where the transceiver is off."""
+    parent: Inheritance | None = None
+    """How the plugins compare with those of the process that started this one; None = nobody told."""
 
     def shutdown(self) -> None:
         """Shut the transceiver down, then the manager, unless something may still write to its memory; idempotent."""
@@ -116,15 +120,17 @@ def build(
         bind: where the control socket listens.
         on_event: told the end of every transfer, beside the observers.
         ranks: which rank of its instance this process is, and where the instance meets; None = the only one.
-        locked: whether a peer whose plugins differ is refused, not only named in a warning.
+        locked: whether a peer or a parent whose plugins differ is refused, not only named in a warning.
 
     Raises:
         ConfigError: the model cannot be shared out over the ranks, or these are others than the plan says.
         BackendUnavailableError: a library is not installed here, or a part is not there yet.
         HookError: a maker failed. What was built before it is shut down.
         ForkedProcessError: this process is a fork of one that has a transceiver.
+        PluginLoadError: ``locked``, and the process that started this one has other plugins.
     """
     require_no_parent()
+    parent = _compare_with_parent(registry, locked=locked)
     registry.plan_resolved(plan)
     _log_plan(plan)
     _require_libraries(plan, registry)
@@ -142,7 +148,19 @@ def build(
             rest |= {"ranks": ranks, "locked": locked}
             transceiver = _make_transceiver(plan, registry, on_event=on_event, **rest)
         undo.pop_all()
-    return WorkerParts(plan, manager, transceiver)
+    return WorkerParts(plan, manager, transceiver, parent)
+
+
+def _compare_with_parent(registry: Registry, *, locked: bool) -> Inheritance | None:
+    """Warn of what differs from the process that started this one, or refuse it."""
+    parent = inheritance_of(registry, os.environ)
+    if parent is None or parent.pid == os.getpid():
+        return None
+    if locked:
+        parent.require_same()
+    for warning in parent.warnings:
+        log.warning("%s", warning)
+    return parent
 
 
 def _make_transceiver(

@@ -90,3 +90,16 @@ def test_a_forks_fork_names_the_process_that_built(forked):
     inner = result["grandchild"]["said"]
     assert (result["grandchild"]["status"], inner["status"]) == (7, 7)
     assert inner["said"][1] == result["pid"]
+
+
+@pytest.mark.parametrize("added", [(), ("acme",)], ids=["the same", "another"])
+def test_a_spawned_process_builds_and_says_what_it_has_of_its_parents_plugins(added):
+    script = SCRIPT.with_name("spawning.py")
+    done = subprocess.run([sys.executable, str(script), *added], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    differences = [{"plugin": name, "parent": None, "here": "(injected)"} for name in added]
+    assert result["said"] == {"pid": result["pid"], "plugins": differences or "same"}
+    assert result["status"] == 0
+    for name in added:
+        assert f"plugin {name!r}: not on in the parent, (injected) here" in done.stderr

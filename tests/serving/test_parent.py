@@ -41,36 +41,41 @@ def test_a_started_worker_says_what_it_has_beside_its_parent(announced, tmp_path
         assert f"parent       process {os.getpid()}, with other plugins (gemma: not on there, kvferry" in shown
 
 
-def started(tmp_path, *arguments, **environ):
+@pytest.fixture
+def start(tmp_path, tiny_checkpoint):
+    """Start a worker that compares, and then finds no room for its cache."""
     config = tmp_path / "engine.yaml"
-    config.write_text("cache_transceiver_config: {backend: NIXL}\n")
-    command = ["worker", "--role", "context", "--model", "no-such-model", "--config", str(config), *arguments]
+    config.write_text("cache_transceiver_config: {backend: NIXL}\nkv_cache_config: {free_gpu_memory_fraction: 0}\n")
+    command = ["worker", "--role", "context", "--model", str(tiny_checkpoint("llama")), "--config", str(config)]
+    return lambda *arguments: run(tmp_path, *command, *arguments)
+
+
+def run(folder, *command):
     return subprocess.run(
         [sys.executable, "-m", "kvferry", *command],
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=tmp_path,
-        env={**os.environ, **environ},
+        cwd=folder,
     )
 
 
-def test_the_same_plugins_are_nothing_to_warn_of(announced, tmp_path):
-    assert "the parent is process" not in started(tmp_path, "-p", "no:gemma").stderr
+def test_a_plugin_that_both_left_out_is_nothing_to_warn_of(announced, start):
+    done = start("-p", "no:gemma")
+    assert "would get no block" in done.stderr  # it came as far as to compare
+    assert "gemma" not in done.stderr
 
 
-def test_a_difference_is_a_warning_that_names_the_plugin_and_the_parent(announced, tmp_path):
-    done = started(tmp_path)
-    assert "warning: plugin 'gemma': not on in the parent, kvferry" in done.stderr
+def test_a_difference_is_a_warning_that_names_the_plugin_and_the_parent(announced, start):
+    done = start()
+    assert "WARNING kvferry: plugin 'gemma': not on in the parent, kvferry" in done.stderr
     assert f"the parent is process {os.getpid()}" in done.stderr
 
 
-def test_a_locked_worker_with_other_plugins_than_its_parent_does_not_start(announced, tmp_path):
-    locked = subprocess.run(
-        [sys.executable, "-m", "kvferry", "plugins", "lock"], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+def test_a_locked_worker_with_other_plugins_than_its_parent_does_not_start(announced, start, tmp_path):
+    locked = run(tmp_path, "plugins", "lock")
     assert locked.returncode == 0, locked.stderr
-    done = started(tmp_path, "--locked", "--json")
+    done = start("--locked", "--json")
     error = json.loads(done.stdout)["errors"][0]
     assert done.returncode == 2
     assert "its plugins are not those of process" in error["message"]

@@ -98,7 +98,6 @@ def worker(
     import logging
 
     from kvferry.config import load_engine_args, parse_engine_args
-    from kvferry.registry.inheritance import inheritance_of
     from kvferry.registry.locking import wanted_lock
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -109,16 +108,12 @@ def worker(
     from kvferry.serving.worker import WorkerOptions, run_worker
     from kvferry_plugins.types import Role
 
-    parent = inheritance_of(registry, os.environ)
-    if parent is not None and lock is not None:
-        parent.require_same()
-    for warning in (*registry.warnings, *(parent.warnings if parent is not None else ())):
+    for warning in registry.warnings:
         click.echo(f"warning: {warning}", err=True)
     options = WorkerOptions(Role(role), model, host, port, control_bind, prefill_chunk, drain_seconds, threads)
     options = replace(
         options,
         locked=lock is not None,
-        parent=parent,
         metrics_port=metrics_port,
         stall_seconds=stall_seconds,
         trace=trace,

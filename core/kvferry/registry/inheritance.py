@@ -34,11 +34,7 @@ class PluginDifference:
     here: str | None
 
     def __str__(self) -> str:
-        if not self.plugin:
-            return "the plugins are others (too many to be told by name)"
         there, here = self.parent or "not on", self.here or "not on"
-        if self.parent == self.here:
-            return f"plugin {self.plugin!r}: {there} in both, of other files"
         return f"plugin {self.plugin!r}: {there} in the parent, {here} here"
 
 
@@ -52,11 +48,22 @@ class Inheritance:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A line a plugin that differs."""
+        """A line a plugin that differs; one for all those of a distribution that differ in their files alone."""
         return tuple(
-            f"{each}; the parent is process {self.pid}, which started this worker: {ADVICE}"
-            for each in self.differences
+            f"{line}; the parent is process {self.pid}, which started this worker: {ADVICE}" for line in self._lines()
         )
+
+    def _lines(self) -> list[str]:
+        if any(not each.plugin for each in self.differences):
+            return ["the plugins are others than the parent's (too many to be told by name)"]
+        of_files: dict[str, list[str]] = {}
+        for each in self.differences:
+            if each.parent is not None and each.parent == each.here:
+                of_files.setdefault(each.parent, []).append(each.plugin)
+        return [
+            *(str(each) for each in self.differences if each.parent != each.here),
+            *(f"{printed} has other files than in the parent (of {', '.join(of)})" for printed, of in of_files.items()),
+        ]
 
     def dump(self) -> dict[str, object]:
         """Plain values for ``/status``: ``plugins`` is ``same``, or what differs."""
@@ -66,7 +73,7 @@ class Inheritance:
     def require_same(self) -> None:
         """Refuse a difference, of a worker that is locked. Raises PluginLoadError."""
         if self.differences:
-            told = " · ".join(map(str, self.differences))
+            told = " · ".join(self._lines())
             raise PluginLoadError(
                 f"this worker is locked, and its plugins are not those of process {self.pid}, which started it: "
                 f"{told}; {ADVICE}",

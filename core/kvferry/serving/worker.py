@@ -25,7 +25,6 @@ from kvferry.integrations.transformers.loading import LoadedModel, load_model
 from kvferry.metrics.figures import TransferFigures
 from kvferry.metrics.port import metrics_port
 from kvferry.registry.door import Registry
-from kvferry.registry.inheritance import Inheritance
 from kvferry.serving.app import make_app, plain
 from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.http_server import HttpServer, bind_http
@@ -69,8 +68,6 @@ class WorkerOptions:
     """Where a trace is written, at the end and on SIGUSR2."""
     locked: bool = False
     """Whether a peer whose plugins differ is refused."""
-    parent: Inheritance | None = None
-    """How the plugins compare with those of the process that started this one; None = nobody told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +205,6 @@ def _service(
         loop=EngineLoop(jobs, parts.transceiver, bell, max_active=effective["max_batch_size"]),
         max_seq_len=effective["max_seq_len"],
         stall_seconds=options.stall_seconds,
-        parent=options.parent,
     )
 
 
