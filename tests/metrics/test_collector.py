@@ -6,26 +6,34 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import choose_encoder
+from transceiver.native import running_native_worker
 
+from kvferry.cache.manager_v1 import KVCacheManagerV1
 from kvferry.metrics.collector import WorkerCollector, metrics_registry, worker_parts
 from kvferry.metrics.families import gauge
 from kvferry.metrics.figures import TransferFigures
 from kvferry.metrics.port import metrics_port
-from kvferry.testing.worker_pair import worker_pair
+from kvferry.testing.worker_pair import WorkerPair, worker_pair
 from kvferry.testing.world_pair import Side, world_pair
 from kvferry_plugins.testing import ScriptedAgent
 from kvferry_plugins.testing.faults import FailPost
-from kvferry_plugins.types import Topology
+from kvferry_plugins.types import Role, Topology
 
 PROMPT = tuple(range(100, 130))
+TOKEN_BYTES = 256
+"""Of the small geometry."""
 
 
 def registry_of(worker):
     """The metrics of a pair's worker, with figures that its transceiver feeds from now on."""
     figures = TransferFigures()
     worker.transceiver._shared.on_event = figures.count
-    parts = worker_parts(transceiver=worker.transceiver, manager=worker.manager, figures=figures)
-    return metrics_registry(WorkerCollector(parts))
+    parts = worker_parts(manager=worker.manager, figures=figures)
+    return metrics_registry(WorkerCollector(parts, lambda: worker.transceiver.status_dump()))
+
+
+def fine(dump):
+    return [gauge("fine", "help", (), {(): 1})]
 
 
 @pytest.fixture
@@ -63,6 +71,21 @@ def test_the_sums_are_what_was_moved(scrape):
             assert found("scrape_errors_total") == 0
             assert len(found.rows("fingerprint_info")) == 1
         assert {"process_cpu_seconds", "process_resident_memory_bytes"} <= scrape(registries[0]).families.keys()
+
+
+def test_the_sums_of_the_native_runtime_are_what_was_moved(scrape):
+    with (
+        running_native_worker(Role.CONTEXT, config={}, agent={}, manager=KVCacheManagerV1) as context,
+        running_native_worker(Role.GENERATION, config={}, agent={}, manager=KVCacheManagerV1) as generation,
+    ):
+        registries = registry_of(context), registry_of(generation)
+        for number in (1, 2):
+            hand_over(WorkerPair(context, generation), number)
+        found = [scrape(registry) for registry in registries]
+        assert [each("transfers_total", outcome="completed") for each in found] == [2, 2]
+        assert found[0]("transfer_bytes_total") == found[1]("transfer_bytes_total") == 2 * len(PROMPT) * TOKEN_BYTES
+        assert [each("transfer_blocks_total") for each in found] == [16, 16]
+        assert [each("blocks_in_flight") + each("scrape_errors_total") for each in found] == [0, 0]
 
 
 def test_equal_fingerprints_have_one_digest(scrape):
@@ -162,11 +185,11 @@ def test_labels_hold_no_request_and_no_peer(scrape):
 
 
 def test_a_part_that_raises_is_left_out_counted_and_logged_once(scrape, caplog):
-    def broken():
+    def broken(dump):
         raise RuntimeError("a bug")
 
     registry = CollectorRegistry()
-    registry.register(WorkerCollector({"broken": broken, "fine": lambda: [gauge("fine", "help", (), {(): 1})]}))
+    registry.register(WorkerCollector({"broken": broken, "fine": fine}, dict))
     scrape(registry)
     found = scrape(registry)
     assert found("fine") == 1
@@ -183,9 +206,28 @@ def test_a_transceiver_that_says_little_is_read_for_what_it_says(scrape):
         assert found("cache_blocks") == 256
 
 
+def test_a_status_that_cannot_be_had_costs_the_rest_nothing(scrape):
+    with worker_pair() as pair:
+        registry = registry_of(pair.context)
+        hand_over(pair, 1)
+        pair.context.transceiver.status_dump = lambda: 1 / 0  # a plugin's
+        found = scrape(registry)
+        assert found("scrape_errors_total", part="status_dump") == 1
+        assert found("transfers_total") == 1
+
+
+def test_the_status_is_asked_once_a_scrape(scrape):
+    with worker_pair() as pair:
+        registry, asked = registry_of(pair.context), []
+        status_dump = pair.context.transceiver.status_dump
+        pair.context.transceiver.status_dump = lambda: asked.append(1) or status_dump()
+        scrape(registry)
+        assert asked == [1]
+
+
 def test_a_port_of_its_own_serves_the_same(scrape, read_metrics):
     registry = CollectorRegistry()
-    registry.register(WorkerCollector({"fine": lambda: [gauge("fine", "help", (), {(): 1})]}))
+    registry.register(WorkerCollector({"fine": fine}, dict))
     with metrics_port(0, registry) as url:
         assert url.startswith("http://127.0.0.1:")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

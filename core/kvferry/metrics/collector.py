@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
@@ -11,14 +12,18 @@ from prometheus_client.registry import Collector
 from kvferry.metrics import parts
 from kvferry.metrics.families import counter
 from kvferry.metrics.figures import TransferFigures
+from kvferry.metrics.parts import Dump
 from kvferry.registry.door import Registry
 from kvferry_plugins.kv_cache import KVCacheManager
-from kvferry_plugins.transceiver import KvCacheTransceiver
 from kvferry_plugins.types import Plan
 
 logger = logging.getLogger("kvferry.metrics")
 
-Part = Callable[[], Iterable[Metric]]
+T = TypeVar("T")
+
+STATUS = "status_dump"
+
+Part = Callable[[Dump], Iterable[Metric]]
 
 
 class WorkerCollector(Collector):
@@ -26,31 +31,33 @@ class WorkerCollector(Collector):
 
     Args:
         parts: by name.
+        status_dump: the transceiver's, asked once a scrape; each part gets what it says.
     """
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
+    def __init__(self, parts: Mapping[str, Part], status_dump: Callable[[], Dump]) -> None:
         self._parts = dict(parts)
-        self._errors: Counter[str] = Counter(dict.fromkeys(parts, 0))
+        self._status_dump = status_dump
+        self._errors: Counter[str] = Counter(dict.fromkeys((*parts, STATUS), 0))
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
+        dump: Dump = self._ask(STATUS, self._status_dump, {})
         for name, part in self._parts.items():
-            yield from self._ask(name, part)
+            yield from self._ask(name, lambda part=part: list(part(dump)), [])  # type: ignore[misc]
         yield counter("scrape_errors", "Parts that raised when they were asked", ("part",), dict(self._errors))
 
-    def _ask(self, name: str, part: Part) -> list[Metric]:
+    def _ask(self, name: str, question: Callable[[], T], otherwise: T) -> T:
         try:
-            return list(part())
+            return question()
         except Exception:
             self._errors[name] += 1
             if self._errors[name] == 1:
                 logger.exception("the metrics of %s cannot be read; further failures of it are only counted", name)
-            return []
+            return otherwise
 
 
 def worker_parts(
     *,
-    transceiver: KvCacheTransceiver,
     manager: KVCacheManager,
     figures: TransferFigures,
     plan: Plan | None = None,
@@ -59,23 +66,22 @@ def worker_parts(
     """Name the parts that every engine has; add its own, and make a ``WorkerCollector`` of them.
 
     Args:
-        transceiver: asked for one ``status_dump`` a part.
-        manager: of the same worker.
+        manager: of the worker.
         figures: that ``build`` was given ``count`` of, as ``on_event``.
         plan: what they were built from.
         registry: of the plugins.
     """
     found: dict[str, Part] = {
-        "transceiver": lambda: parts.of_transceiver(transceiver.status_dump()),
-        "ledger": lambda: parts.of_ledger(transceiver.status_dump()),
-        "transfers": lambda: parts.of_transfers(figures),
-        "cache": lambda: parts.of_cache(manager),
+        "transceiver": parts.of_transceiver,
+        "ledger": parts.of_ledger,
+        "transfers": lambda dump: parts.of_transfers(figures),
+        "cache": lambda dump: parts.of_cache(manager),
     }
     if plan is not None:
-        found["worker"] = lambda: parts.of_worker(plan, transceiver.status_dump())
-        found["plan"] = lambda: parts.of_plan(plan)
+        found["worker"] = lambda dump: parts.of_worker(plan, dump)
+        found["plan"] = lambda dump: parts.of_plan(plan)
     if registry is not None:
-        found["plugins"] = lambda: parts.of_plugins(registry)
+        found["plugins"] = lambda dump: parts.of_plugins(registry)
     return found
 
 

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from kvferry.metrics.collector import WorkerCollector, metrics_registry, worker_parts
 from kvferry.metrics.families import counter, gauge
+from kvferry.metrics.parts import Dump
 
 if TYPE_CHECKING:
     from kvferry.serving.service import Service
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 def service_metrics(service: "Service") -> CollectorRegistry:
     """All metrics of one service, read when they are asked for."""
     parts = worker_parts(
-        transceiver=service.transceiver,
         manager=service.parts.manager,
         figures=service.figures,
         plan=service.parts.plan,
         registry=service.registry,
     )
-    return metrics_registry(WorkerCollector({**parts, "serving": lambda: of_service(service)}))
+    parts["serving"] = lambda dump: of_service(service, dump)
+    return metrics_registry(WorkerCollector(parts, service.transceiver.status_dump))
 
 
 def scrape(metrics: CollectorRegistry, accept: str) -> tuple[bytes, str]:
@@ -32,8 +33,10 @@ def scrape(metrics: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     return encode(metrics), content_type
 
 
-def of_service(service: "Service") -> Iterator[Metric]:
-    """Requests, readiness, and the two threads that must move."""
+def of_service(service: "Service", dump: Dump) -> Iterator[Metric]:
+    """Requests, readiness, and the two threads that must move; a plugin's transceiver may not say whether it does."""
+    transfer = dump.get("progress", {}).get("seconds_since_progress")
+    progress = {"engine": service.loop.pulse.seconds, **({"transfer": transfer} if transfer is not None else {})}
     loop, trace = service.loop, service.ring
     yield gauge("ready", "Whether new requests are welcome and progress is made", (), {(): service.ready})
     yield gauge(
@@ -43,7 +46,7 @@ def of_service(service: "Service") -> Iterator[Metric]:
         "seconds_since_progress",
         "For how long a thread has been at one piece of work; 0 while it has none",
         ("thread",),
-        service.progress(),
+        progress,
     )
     yield gauge("requests_in_progress", "Requests by what they do", ("state",), loop.counts())
     yield counter("requests", "Requests that ended, by type and by how", ("type", "result"), dict(loop.ended))

@@ -20,7 +20,6 @@ from kvferry.integrations.transformers.loading import LoadedModel
 from kvferry.integrations.transformers.sampling import SamplingParams
 from kvferry.metrics.figures import TransferFigures
 from kvferry.registry.door import Registry
-from kvferry.registry.inheritance import Inheritance
 from kvferry.registry.records import plain_record
 from kvferry.serving.engine_loop import EngineLoop
 from kvferry.serving.failures import Failure, RequestError
@@ -54,8 +53,6 @@ class Service:
     loop: EngineLoop
     max_seq_len: int | None = None
     stall_seconds: float = STALL_SECONDS
-    parent: Inheritance | None = None
-    """How the plugins compare with those of the process that started this one; None = nobody told."""
     figures: TransferFigures = field(default_factory=TransferFigures)
     ring: TraceRing | None = None
     """Where the spans of a trace are kept; None = nobody wants one."""
@@ -223,12 +220,6 @@ class Service:
         """Which thread has work and does not move, and where it hangs; None = both move, or rest."""
         return self.transceiver.stalled(self.stall_seconds) or self.loop.pulse.stalled(self.stall_seconds)
 
-    def progress(self) -> dict[str, float]:
-        """For how many seconds each thread has been at its present piece of work; a plugin's may not say."""
-        transfer: Any = self.transceiver.status_dump().get("progress")
-        told = {"transfer": float(transfer["seconds_since_progress"])} if transfer else {}
-        return {"engine": self.loop.pulse.seconds, **told}
-
     @functools.cached_property
     def metrics(self) -> CollectorRegistry:
         """What Prometheus is told."""
@@ -264,7 +255,7 @@ class Service:
             "drained": self.drained,
             "plan": {**plain_plan(plan, model=model), "warnings": list(plan.warnings)},
             "plugins": self.registry.plugin_set(),
-            "parent": self.parent.dump() if self.parent is not None else None,
+            "parent": self.parts.parent.dump() if self.parts.parent is not None else None,
             "plugin_records": [plain_record(record) for record in self.registry.records()],
             "observers": {name: asdict(counts) for name, counts in self.registry.observer_counts().items()},
             "engine": {"alive": self.loop.alive, **self.loop.counts(), "progress": self.loop.pulse.dump()},
