@@ -234,3 +234,13 @@ def test_plugins_that_one_side_leaves_out_are_a_warning_that_says_how_to_turn_th
         "plugins: {enable: [acme]}",
         "plugins: {disable: [acme]}",
     ]
+    assert found.reason.startswith("install and turn on the same plugins")
+
+
+def test_a_worker_that_is_locked_makes_other_plugins_fatal(kit):
+    context, generation = kit.side("context", plugins=[FakeModelPlugin("A", name="acme")]), kit.side("generation")
+    for pair in (
+        (replace(context, locked=True), generation),
+        (context, replace(generation, locked=True)),
+    ):
+        assert verdicts(pair)["plugins"].verdict is Verdict.FATAL
