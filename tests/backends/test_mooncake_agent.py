@@ -71,8 +71,8 @@ def join(agents):
 
 @pytest.mark.parametrize(
     "how",
-    [{"pieces": 1}, {"pieces": 1024, "seed": 7}, {"pieces": 8192, "seed": 8}],
-    ids=["one piece", "shuffled pieces", "more pieces than Mooncake takes"],
+    [{"pieces": 1}, {"pieces": 8192, "seed": 8}],
+    ids=["one piece", "more pieces than Mooncake takes"],
 )
 def test_what_is_written_arrives_and_nothing_is_left_over(pair, how):
     writer, target = pair
@@ -84,34 +84,6 @@ def test_what_is_written_arrives_and_nothing_is_left_over(pair, how):
     writer.until("leaks", [0, 0, 0])
     writer.ask("close")
     assert (writer.end(), target.end()) == (0, 0)
-
-
-def test_a_completion_means_that_the_bytes_are_there_a_thousand_times(pair, tmp_path):
-    writer, target = pair
-    board = tmp_path / "board"
-    board.write_bytes(bytes(16))
-    rounds = {"nbytes": 256 << 10, "rounds": 1000, "board": str(board)}
-    writer.tell("write_rounds", peer=writer.peer, address=target.address, **rounds)
-    assert target.ask("check_rounds", **rounds) == 0
-    assert writer.answer() is None
-
-
-def test_several_transfers_to_two_targets_are_each_reported_once(pair, start):
-    writer, target = pair
-    second = start("second", 64 * MIB)
-    peer = writer.ask("connect", descriptor=second.descriptor)
-    writer.ask("fill", seed=3)
-    transfers = [writer.write(target, writer.peer, pieces=64), writer.write(second, peer, pieces=1)]
-    assert [writer.ask("outcome", transfer=transfer)["ok"] for transfer in transfers] == [True, True]
-    assert [side.ask("count", seed=3) for side in (target, second)] == [64 * MIB] * 2
-
-
-def test_connecting_twice_gives_the_same_peer_and_reconnecting_works(pair):
-    writer, target = pair
-    assert writer.ask("connect", descriptor=target.descriptor) == writer.peer
-    writer.ask("disconnect", peer=writer.peer)
-    again = writer.ask("connect", descriptor=target.descriptor)
-    assert writer.ask("outcome", transfer=writer.write(target, again))["ok"]
 
 
 def test_an_agent_for_loopback_only_takes_no_connection_from_another_device(pair):
@@ -240,21 +212,6 @@ def test_a_process_that_comes_to_the_port_of_a_former_one_is_not_taken_for_it(ag
 def test_an_agent_is_not_its_own_peer(agent):
     with pytest.raises(TransferError, match="its own peer"):
         agent.connect(agent.local_descriptor())
-
-
-def test_a_transfer_of_nothing_is_complete(agent, other):
-    peer = agent.connect(other.local_descriptor())
-    nothing = np.zeros(0, dtype=np.int64)
-    assert _wait(agent, agent.submit(peer, nothing, nothing, nothing)).ok
-
-
-def test_a_closed_agent_says_so_and_closing_it_twice_is_fine():
-    agent = MooncakeAgent(SPEC)
-    agent.close()
-    agent.close()
-    with pytest.raises(TransferError, match="is closed"):
-        agent.local_descriptor()
-    assert agent.poll() == []
 
 
 def test_ports_that_are_all_taken_are_an_error_that_names_them(monkeypatch):

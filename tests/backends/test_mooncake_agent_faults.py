@@ -28,7 +28,7 @@ def test_a_target_killed_before_the_write_is_an_error_and_others_are_still_serve
     assert writer.end() == 0
 
 
-@pytest.mark.parametrize("milliseconds", [3, 60])
+@pytest.mark.parametrize("milliseconds", [60])
 def test_a_target_killed_during_a_write_is_an_error_and_others_are_still_served(pair, start, milliseconds):
     writer, target = pair
     other = start("other")
@@ -44,7 +44,7 @@ def test_a_target_killed_during_a_write_is_an_error_and_others_are_still_served(
     assert writer.end() == 0
 
 
-@pytest.mark.parametrize("milliseconds", [5, 41])
+@pytest.mark.parametrize("milliseconds", [41])
 def test_a_killed_writer_is_fenced_and_changes_no_byte_afterwards(pair, start, milliseconds):
     writer, target = pair
     other = start("other")
@@ -60,17 +60,6 @@ def test_a_killed_writer_is_fenced_and_changes_no_byte_afterwards(pair, start, m
     _serves(target, other)
     target.ask("disconnect", peer=target.peer)
     assert target.end() == 0
-
-
-def test_a_stopped_writer_is_in_doubt_until_it_is_gone(pair):
-    writer, target = pair
-    writer.tell("write_until_it_fails", peer=writer.peer, address=target.address, nbytes=64 * MIB)
-    time.sleep(0.05)
-    writer.signal(signal.SIGSTOP)
-    target.ask("watch", seconds=0.3)
-    assert target.ask("fence", peer=target.peer) == "IN_DOUBT"
-    writer.kill()
-    target.until("fence", "FENCED", peer=target.peer)
 
 
 def test_a_stopped_target_blocks_nobody_else(pair, start):
@@ -112,14 +101,6 @@ def test_a_target_that_ends_while_it_is_stopped_ends_the_transfer(pair):
     assert writer.ask("outcome", transfer=transfer, seconds=0.1) is None
     target.kill()
     assert "is gone" in writer.ask("outcome", transfer=transfer)["error"]
-
-
-def test_a_connection_that_breaks_fails_at_most_what_was_in_flight(pair):
-    writer, target = pair
-    assert writer.ask("outcome", transfer=writer.write(target, writer.peer))["ok"]
-    target.ask("break_connections")
-    outcomes = [writer.ask("outcome", transfer=writer.write(target, writer.peer)) for _ in range(3)]
-    assert outcomes[-1] == {"ok": True, "error": None}, outcomes
 
 
 def test_disconnecting_in_flight_reports_nothing_and_the_thread_ends_when_it_may(pair):

@@ -88,33 +88,6 @@ def test_what_is_written_is_there_when_the_completion_comes(pair, how):
     assert target.ask("count", seed=SEED) == target.nbytes
 
 
-def test_parts_of_any_size_go_where_they_belong(pair):
-    writer, target = pair
-    transfer = writer.ask("write_unequal", peer=writer.peer, address=target.address, seed=5)
-    assert written(writer, transfer)
-    assert target.ask("count", seed=SEED) == target.nbytes
-
-
-def test_blocks_are_written_by_their_ids_and_those_that_are_not_wanted_are_left_out(pair):
-    writer, target = pair
-    ids = {"src": [5, 0, 7, 2], "dst": [9, 8, -1, 1]}
-    assert written(writer, writer.ask("write_blocks", peer=writer.peer, address=target.address, **ids))
-    moved = [(5, 9), (0, 8), (2, 1)]
-    assert [target.ask("sum_of_block", number=there) for _, there in moved] == [
-        writer.ask("sum_of_block", number=here) for here, _ in moved
-    ]
-    assert target.ask("sum_of_block", number=7) == 0
-
-
-def test_both_may_write_at_once(pair):
-    writer, target = pair
-    target.ask("fill", seed=SEED)
-    turns = [(writer, target), (target, writer)] * 2
-    transfers = [side.write(other, side.peer, pieces=256, seed=1) for side, other in turns]
-    for (side, _), transfer in zip(turns, transfers, strict=True):
-        assert written(side, transfer)
-
-
 @contextmanager
 def asleep(side):
     """A target that expects nobody, and whose owner does not look."""
@@ -146,26 +119,6 @@ def test_a_cancelled_transfer_ends_when_nothing_of_it_is_in_flight(pair):
         assert writer.ask("outcome", transfer=begun[0], seconds=0.2) is None
     assert [writer.ask("outcome", transfer=transfer) for transfer in begun] == [cancelled] * 4
     assert not writer.ask("cancel", transfer=begun[0])
-
-
-def test_a_peer_that_was_forgotten_can_be_met_again(pair):
-    writer, target = pair
-    writer.ask("disconnect", peer=writer.peer)
-    assert "has no peer" in refusal(writer, "write", peer=writer.peer, address=target.address, nbytes=MIB)
-    writer.peer = writer.ask("connect", descriptor=target.descriptor)
-    assert written(writer, writer.write(target, writer.peer))
-    assert target.ask("count", seed=SEED) == target.nbytes
-
-
-def test_an_idle_pair_sleeps(pair):
-    for side in pair:
-        side.ask("set_active", active=False)
-        side.ask("set_polling", on=False)
-    shares = [side.ask("cpu_share", seconds=1.0) for side in pair]
-    for side in pair:
-        side.ask("set_polling", on=True)
-        side.ask("set_active", active=True)
-    assert max(shares) <= 0.02, shares
 
 
 def test_nobody_of_a_world_listens(pair):
@@ -224,16 +177,6 @@ def test_a_target_that_is_killed_fails_the_transfer_is_fenced_and_the_writer_end
     assert said(errors).count("the other worker of this MPI world has ended") == 1
 
 
-def test_a_writer_that_is_killed_is_fenced_and_nothing_lands_after_that(world):
-    writer, target = world
-    for _ in range(8):
-        writer.tell("write", peer=writer.peer, address=target.address, nbytes=target.nbytes, pieces=512)
-    writer.kill()
-    target.until("fence", "FENCED", peer=target.peer)
-    assert target.ask("watch", seconds=0.3) == 0
-    assert target.end() == 0
-
-
 def test_without_fault_tolerance_a_death_ends_the_world_in_bounded_time(adopt, errors):
     def intolerant(commands):
         line = launch(commands)
@@ -245,17 +188,6 @@ def test_without_fault_tolerance_a_death_ends_the_world_in_bounded_time(adopt, e
         target.kill()
         assert writer.process.wait(10) in (-signal.SIGTERM, -signal.SIGKILL)
     assert said(errors).count("start them with mpiexec --with-ft ulfm") == 2
-
-
-def test_a_target_that_was_stopped_goes_on_where_it_was(world):
-    writer, target = world
-    writer.ask("fill", seed=SEED)
-    target.signal(signal.SIGSTOP)
-    transfer = writer.write(target, writer.peer, pieces=64)
-    assert writer.ask("outcome", transfer=transfer, seconds=0.3) is None
-    target.signal(signal.SIGCONT)
-    assert written(writer, transfer)
-    assert target.ask("count", seed=SEED) == target.nbytes
 
 
 @pytest.mark.parametrize("survives", ["writer", "target"])

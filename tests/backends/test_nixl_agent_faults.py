@@ -1,4 +1,3 @@
-import signal
 import time
 
 import pytest
@@ -7,6 +6,9 @@ MIB = 1 << 20
 
 OVER_CMA_ONLY = pytest.mark.parametrize("transports", [{}], ids=["cma"])
 """For what no transport changes."""
+
+OVER_TCP_ONLY = pytest.mark.parametrize("transports", [{"UCX_TLS": "tcp,self"}], ids=["tcp"])
+"""For what the conformance kit looks at over CMA."""
 
 
 @OVER_CMA_ONLY
@@ -22,6 +24,7 @@ def test_a_target_killed_before_the_write_is_an_error_and_others_are_still_serve
     assert writer.end() == 0
 
 
+@OVER_TCP_ONLY
 @pytest.mark.parametrize("milliseconds", [3, 60])
 def test_a_target_killed_during_a_write_is_an_error_and_others_are_still_served(pair, start, milliseconds):
     writer, target = pair
@@ -47,6 +50,7 @@ def test_a_target_killed_while_the_connection_is_being_made_fails_the_transfer(p
     assert writer.ask("outcome", transfer=transfer)["ok"] is False
 
 
+@OVER_TCP_ONLY
 @pytest.mark.parametrize("milliseconds", [0, 5, 41])
 def test_a_killed_writer_is_fenced_and_changes_no_byte_afterwards(pair, start, milliseconds):
     writer, target = pair
@@ -66,28 +70,6 @@ def test_a_killed_writer_is_fenced_and_changes_no_byte_afterwards(pair, start, m
     _serves(target, other)
     target.ask("disconnect", peer=target.peer)
     assert target.end() == 0
-
-
-@OVER_CMA_ONLY
-def test_a_stopped_writer_is_in_doubt_until_it_is_gone(pair):
-    writer, target = pair
-    writer.tell("write_until_it_fails", peer=writer.peer, address=target.address, nbytes=64 * MIB)
-    time.sleep(0.05)
-    writer.signal(signal.SIGSTOP)
-    target.ask("watch", seconds=0.3)
-    assert target.ask("fence", peer=target.peer) == "IN_DOUBT"
-    writer.signal(signal.SIGCONT)
-    assert target.ask("fence", peer=target.peer) == "IN_DOUBT"
-    writer.kill()
-    target.until("fence", "FENCED", peer=target.peer)
-
-
-@OVER_CMA_ONLY
-def test_a_writer_that_ended_well_is_fenced_too_even_before_its_parent_has_reaped_it(pair):
-    writer, target = pair
-    writer.process.stdin.close()
-    target.until("fence", "FENCED", peer=target.peer)
-    assert writer.process.wait(5) == 0
 
 
 def test_ending_without_close_and_with_a_transfer_in_flight_is_clean(pair):

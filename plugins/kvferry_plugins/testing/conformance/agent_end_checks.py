@@ -12,7 +12,7 @@ from kvferry_plugins.transceiver import Fence
 
 _MIB = 1 << 20
 
-ROUNDS = 300
+ROUNDS = 150
 
 
 class CloseChecks(AgentSuite):

@@ -108,8 +108,7 @@ class IdleChecks(AgentSuite):
         sides = (pair.writer, pair.target)
         held = []
         for _ in range(BATCHES + 1):
-            for _ in range(TRANSFERS):
-                pair.arrives(pair.write(offsets, offsets, sizes))
+            pair.write_repeatedly(offsets, offsets, sizes, TRANSFERS)
             held.append([side.holdings()["bytes"] for side in sides])
         for side, series in zip(sides, zip(*held, strict=True), strict=True):
             grown = [after - before for before, after in pairwise(series)]

@@ -29,6 +29,11 @@ PAUSE_SECONDS = 2e-4
 """Between two polls of a side that nobody calls."""
 
 
+_NEVER_BLOCK = frozenset(
+    {"submit", "submit_strided", "submit_timed", "submit_blocks", "poll", "fence", "cancel", "progress_bytes"}
+)
+
+
 class ForeignError(Exception):
     """What an agent raised that is none of the contract's errors."""
 
@@ -102,7 +107,8 @@ class RemoteSide:
                 os.kill(self.pid, signal.SIGUSR1)  # says on its stderr where it hangs
                 time.sleep(0.2)
             self.kill()
-            raise SideDied(f"{self.name}: {method} had not returned after {limit:g} s; it must not block")
+            hint = "it must not block" if method in _NEVER_BLOCK else "the agent hangs, or reports nothing"
+            raise SideDied(f"{self.name}: {method} had not returned after {limit:g} s; {hint}")
         try:
             kind, value = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -238,7 +244,7 @@ def main() -> None:
     address, file, qualname, name = sys.argv[1:]
     faulthandler.register(signal.SIGUSR1)
     suite = Origin(file, qualname).load()()
-    side = AgentSide(suite.make_agent, name, suite.device)
+    side = AgentSide(suite.make_agent, name)
     caller = socket.socket(socket.AF_UNIX)
     caller.connect(address)
     with Connection(caller.detach()) as connection:

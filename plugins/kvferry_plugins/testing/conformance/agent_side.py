@@ -59,14 +59,12 @@ class AgentSide:
     Args:
         make_agent: makes the agent from its name.
         name: for ``make_agent``.
-        device: of the memory, as a ``Region`` has it.
     """
 
-    def __init__(self, make_agent: Callable[[str], TransferAgent], name: str, device: str = "cpu") -> None:
+    def __init__(self, make_agent: Callable[[str], TransferAgent], name: str) -> None:
         self.name = name
         self.progress = Progress.EAGER
         self._make_agent = make_agent
-        self._device = device
         self._agent: TransferAgent | None = None
         self._memory: Bytes = np.zeros(0, dtype=np.uint8)
         self._nbytes = 0
@@ -86,7 +84,7 @@ class AgentSide:
         self._nbytes = nbytes
         self.fill(value=0)
         each = nbytes // regions
-        cuts = [Region(self.base() + number * each, each, self._device) for number in range(regions)]
+        cuts = [Region(self.base() + number * each, each) for number in range(regions)]
         # In one call and in several: both must do.
         for part in (cuts[: regions // 2], cuts[regions // 2 :]):
             if part:
@@ -166,7 +164,7 @@ class AgentSide:
         """Register and deregister memory that nobody writes to, so many times."""
         scratch = np.zeros(nbytes, dtype=np.uint8)
         for _ in range(count):
-            self.agent.deregister(self.agent.register([Region(scratch.ctypes.data, nbytes, self._device)]))
+            self.agent.deregister(self.agent.register([Region(scratch.ctypes.data, nbytes)]))
 
     def forget_registration(self, which: int) -> None:
         """Deregister one of those of ``begin``."""
@@ -268,7 +266,7 @@ class AgentSide:
         """Say what each method does by now: nothing, an answer's repr, or its error."""
         one = np.zeros(1, dtype=np.int64)
         calls: dict[str, Callable[[], object]] = {
-            "register": lambda: self.agent.register([Region(self.base(), 4096, self._device)]),
+            "register": lambda: self.agent.register([Region(self.base(), 4096)]),
             "local_descriptor": self.agent.local_descriptor,
             "connect": lambda: self.agent.connect(b"anybody"),
             "submit": lambda: self.agent.submit(peer, one, one, one),
@@ -374,6 +372,16 @@ class AgentSide:
                 self.poll()
             wrong += bool((self._registered()[:nbytes] != number % 251).any())
         return wrong
+
+    def write_repeatedly(self, peer: PeerId, src: Addresses, dst: Addresses, nbytes: Addresses, times: int) -> int:
+        """Submit the same again and again, each when the former is over; returns how many were well."""
+        well = 0
+        for _ in range(times):
+            transfer = self.agent.submit(peer, src, dst, nbytes)
+            while (found := self.completion_of(transfer)) is None:
+                self.poll()
+            well += found.ok
+        return well
 
     def write_until_it_fails(self, peer: PeerId, theirs: int, nbytes: int, transfers: int) -> str:
         """Keep two transfers going, so many in all; returns what ended it."""

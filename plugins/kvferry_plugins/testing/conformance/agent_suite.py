@@ -53,6 +53,16 @@ class Pair:
         """Submit the whole memory as one segment."""
         return self.write([0], [0], [self.nbytes])
 
+    def write_repeatedly(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, times: int) -> None:
+        """Write the same so many times, one after the other."""
+        if isinstance(self.writer, RemoteSide):
+            rows = (column(src) + self.ours, column(dst) + self.theirs, column(nbytes))
+            well = self.writer.write_repeatedly(self.peer, *rows, times)
+            assert well == times, f"of {times} transfers that are in order {times - well} failed"
+        else:
+            for _ in range(times):
+                self.arrives(self.write(src, dst, nbytes))
+
     def outcome(self, transfer: TransferId) -> Completion:
         """Wait for a transfer's first completion, both sides making progress."""
         found = self.outcome_within(transfer, self.patience)
@@ -114,7 +124,7 @@ class Workers:
     def sides(self, *names: str) -> list[Side]:
         """Give these sides; what has ended is started again."""
         if self.suite.in_process:
-            return [AgentSide(self.suite.make_agent, name, self.suite.device) for name in names]
+            return [AgentSide(self.suite.make_agent, name) for name in names]
         missing = [name for name in names if name not in self._sides or not self._sides[name].alive()]
         if self.suite.one_world and missing:
             self.close()
@@ -167,7 +177,6 @@ class AgentSuite:
         in_process: both agents live in the test's own process: for a debugger, or where agents reach no other process.
         one_world: the sides' processes are started together by ``launch``, and replaced together.
         environment: variables for the sides' processes.
-        device: of the memory that the agents serve.
         has_wakeup: whether ``wakeup_fd`` is a descriptor; False = it must be None.
         several_peers: whether an agent may have more than one peer; False = a third process must be refused.
         lasting_agents: keep agents from one check to the next, where it takes long to make one.
@@ -182,7 +191,6 @@ class AgentSuite:
     in_process: ClassVar[bool] = False
     one_world: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
-    device: ClassVar[str] = "cpu"
     has_wakeup: ClassVar[bool] = True
     several_peers: ClassVar[bool] = True
     lasting_agents: ClassVar[bool] = False
