@@ -67,10 +67,10 @@ class Bench:
         return job
 
     def wait(self, condition):
-        deadline = time.monotonic() + 5
-        while not condition() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
             time.sleep(0.002)
-        assert condition()
 
     def end_transfer(self, request_id):
         self.transfers.events.append(TransferEvent(request_id, Role.GENERATION, "completed", "", 0, 0, 0.0, 0.0))
@@ -342,3 +342,64 @@ def test_a_job_that_computes_hears_of_the_end_of_its_transfer_at_its_next_step(b
     bench.end_transfer(5)
     bench.wait(lambda: bench.loop.idle)
     assert heard == [5]
+
+
+# --- what operators are told -----------------------------------------------------------------------------------------
+
+
+def test_jobs_that_are_over_are_counted_by_how_they_ended(bench):
+    asleep = threading.Event()
+
+    def fails(job):
+        yield Turn.NEXT
+        raise ValueError("no")
+
+    def sleeps(job):
+        asleep.set()
+        yield Turn.TRANSFER
+
+    bench.submit(1, steps_of([], "a", 2))
+    bench.submit(2, fails)
+    cancelled = bench.submit(3, sleeps, kind="generation_only")
+    assert asleep.wait(60)
+    bench.loop.cancel(cancelled)
+    bench.wait(lambda: bench.loop.idle)
+    assert bench.loop.ended == {
+        ("context_and_generation", "completed"): 1,
+        ("context_and_generation", "failed"): 1,
+        ("generation_only", "cancelled"): 1,
+    }
+
+
+def test_a_job_is_in_exactly_one_count_while_its_step_is_under_way(bench):
+    began, gate = threading.Event(), threading.Event()
+
+    def held(job):
+        began.set()
+        assert gate.wait(60)
+        yield Turn.NEXT
+
+    bench.submit(1, held)
+    assert began.wait(60)
+    bench.submit(2, steps_of([], "b", 1))
+    assert bench.loop.counts() == {"waiting": 1, "computing": 1, "transferring": 0, "suspended": 0}
+    assert bench.loop.pulse.stalled(0.0) is not None
+    gate.set()
+    bench.wait(lambda: bench.loop.idle)
+    assert sum(bench.loop.counts().values()) == 0
+    bench.wait(lambda: bench.loop.pulse.resting)
+
+
+def test_a_loop_whose_every_turn_raises_does_not_move_until_one_ends_well(bench):
+    def broken(at_least=0):
+        raise RuntimeError("a plugin's bug")
+
+    release = threading.Event()
+    bench.submit(1, computes(release))
+    check = bench.transfers.check_gen_transfer_status
+    bench.transfers.check_gen_transfer_status = broken
+    bench.wait(lambda: bench.loop.pulse.stalled(0.2))
+    bench.transfers.check_gen_transfer_status = check
+    bench.wait(lambda: bench.loop.pulse.stalled(0.2) is None)
+    release.set()
+    bench.wait(lambda: bench.loop.idle)

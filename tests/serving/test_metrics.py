@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from kvferry.serving.aside import MOST_AT_A_TIME, Aside
 from kvferry.serving.failures import RequestError
+from kvferry.serving.trace_file import TraceFile
 
 PROMPTS = [[number + 40] * 50 for number in range(4)]
 STALL = {"stall_seconds": 0.2}
@@ -87,6 +88,22 @@ def test_answers_that_are_errors_are_counted_by_code_and_kept_requests_by_state(
     found = Scraped(worker)
     assert found("request_errors_total", status="404", code="model_not_found") == 1
     assert found("requests_total", type="context_and_generation", result="completed") == 1
+
+
+def test_suspensions_are_counted_and_drawn(local_pair, tmp_path, read_trace):
+    room = {"max_tokens": 128, "enable_block_reuse": False, "use_kv_cache_manager_v2": True, "host_cache_size": 1 << 24}
+    worker = local_pair(memory=room, options={"trace": tmp_path / "trace.json"}).generation
+    bodies = [{"prompt": [number + 11] * 17, "max_tokens": 60, "ignore_eos": True} for number in range(4)]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        assert [answer.status_code for answer in pool.map(lambda body: worker.complete(**body), bodies)] == [200] * 4
+    found = until(lambda: (s := Scraped(worker))("requests_total", result="completed") == len(bodies) and s)
+    assert found("suspensions_total") >= 1
+    assert found("cache_tier_moved_blocks_total", tier="host", move="stored") >= 1
+    assert found("cache_blocks", tier="host", state="kept") == 0
+    TraceFile(worker.service, tmp_path / "trace.json").write_at_end()
+    names = [event["name"] for event in read_trace(tmp_path / "trace.json") if event["ph"] == "b"]
+    assert names.count("suspended") == found("suspensions_total")
+    assert names.count("request") == len(bodies)
 
 
 def test_openmetrics_is_served_to_whoever_accepts_it(local_pair):
