@@ -2,6 +2,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from click.testing import CliRunner
@@ -143,6 +145,38 @@ def test_neither_torch_nor_a_transport_is_imported(files):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+STATUS = {"plan": {"decisions": [], "transceiver": {}}, "transceiver": {}, "plugins": {}}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        STATUS,
+        {**STATUS, "transceiver": {"fingerprint": 7}},
+        {**STATUS, "transceiver": []},
+        {**STATUS, "role": "context", "plan": {**STATUS["plan"], "effective": None}},
+    ],
+    ids=["lacks its role", "a fingerprint that is none", "a transceiver that is none", "no configuration"],
+)
+def test_a_worker_that_describes_itself_otherwise_is_a_failed_check(files, status):
+    handler = type("Handler", (BaseHTTPRequestHandler,), {"log_message": lambda *_: None})
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(status).encode())
+
+    handler.do_GET = do_GET
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        result = preflight("context.yaml", f"127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+        thread.join()
+    assert result.exit_code == 1, result.output
+    assert "describes itself as no version does that this kvferry knows" in result.stderr
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import click
 from kvferry.cli.options import make_toggles, open_registry
 from kvferry.cli.output import CHECK_FAILED, envelope, json_option, print_json, print_warnings, report_errors
 from kvferry.cli.quick import quick
-from kvferry_plugins.errors import ConfigError, ResolutionError
+from kvferry_plugins.errors import ConfigError, KvferryError, ResolutionError
 
 if TYPE_CHECKING:
     from kvferry.preflight.sides import Side
@@ -105,8 +105,13 @@ def _running(role: "Role", address: str, flags: tuple[str, ...]) -> "Side":
     from kvferry.cli.running_worker import ask_status
     from kvferry.preflight.workers import side_from_worker
 
+    status = ask_status(address, named=f"the {role.value} side")
     registry = open_registry(make_toggles(None, flags))
-    return side_from_worker(role, address, ask_status(address, named=f"the {role.value} side"), registry=registry)
+    try:
+        return side_from_worker(role, address, status, registry=registry)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        message = f"the worker at {address} describes itself as no version does that this kvferry knows: {error!r}"
+        raise KvferryError(f"{message}; compare it with the kvferry that it runs") from error
 
 
 def _planned(role: "Role", source: str, model: Path | None, flags: tuple[str, ...]) -> "Side":
