@@ -175,33 +175,14 @@ class CloseOnce(ToyTcpAgent):
         super().close()
 
 
-FAULTS = {
-    "early completion": EarlyCompletion,
-    "completion reported twice": DoubleCompletion,
-    "completion lost": LostCompletion,
-    "submit blocks": BlockingSubmit,
-    "half posted": HalfPosted,
-    "writes to unregistered memory": UnregisteredWrites,
-    "tail of a segment lost": LostTail,
-    "spinning thread": SpinningThread,
-    "leaked descriptors": LeakedDescriptors,
-    "silent descriptor": SilentDescriptor,
-    "hasty fence": HastyFence,
-    "dead process never fenced": NeverFenced,
-    "transfers kept": KeptTransfers,
-    "foreign errors": ForeignErrors,
-    "closes only once": CloseOnce,
-}
-
-
 class _Suite(TransferAgentConformance):
     agent = ToyTcpAgent
-    patience = 2.0
 
     def make_agent(self, name):
         return self.agent(AgentSpec("TOYTCP", name, "cpu"))
 
 
-for _kind in (ToyTcpAgent, *FAULTS.values()):
+for _kind in (ToyTcpAgent, *ToyTcpAgent.__subclasses__()):
     _name = f"Test{_kind.__name__}"
-    globals()[_name] = type(_name, (_Suite,), {"agent": _kind, "__module__": __name__})
+    _patience = {} if _kind is ToyTcpAgent else {"patience": 4.0}
+    globals()[_name] = type(_name, (_Suite,), {"agent": _kind, "__module__": __name__, **_patience})

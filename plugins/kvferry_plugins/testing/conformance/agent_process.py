@@ -25,6 +25,9 @@ from typing import Any, Self
 from kvferry_plugins.errors import KvferryError
 from kvferry_plugins.testing.conformance.agent_side import AgentSide
 
+START_SECONDS = 60.0
+"""For a process to come up: it imports the tests, on a machine that may have other work."""
+
 PAUSE_SECONDS = 2e-4
 """Between two polls of a side that nobody calls."""
 
@@ -151,7 +154,7 @@ class SideProcesses:
         names: one side each.
         environment: variables beside ours.
         launcher: one command for all, instead of one each.
-        seconds: how long a start, or a call, may take.
+        seconds: how long a call may take.
     """
 
     def __init__(
@@ -198,7 +201,7 @@ class SideProcesses:
         ]
 
     def _accept(self, count: int) -> None:
-        deadline = time.monotonic() + 3 * self._seconds
+        deadline = time.monotonic() + START_SECONDS
         while len(self.sides) < count:
             try:
                 accepted, _ = self._listener.accept()
