@@ -151,7 +151,7 @@ def test_a_transfer_agent_that_hangs_is_not_ready_says_where_and_recovers(local_
         assert "the transfer loop has work and has not moved for" in told
         assert "wedged_poll (test_metrics.py:" in told
         assert pair.context.http.get("/healthz").status_code == 200
-        assert readiness(pair.generation) == (200, "ready")
+        until(lambda: readiness(pair.generation) == (200, "ready"))
         gate.set()
         assert answer.result(60)["choices"][0]["finish_reason"]
     until(lambda: readiness(pair.context) == (200, "ready"))

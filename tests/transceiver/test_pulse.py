@@ -67,7 +67,7 @@ def test_a_stall_names_the_function_it_hangs_in_and_not_the_library_below(kit):
 
 def test_an_agent_that_hangs_stalls_the_transceiver_until_it_goes_on(wedged, kit):
     with worker_pair(context_agent=wedged, config={"kv_transfer_timeout_ms": 60_000}) as pair:
-        assert pair.context.transceiver.stalled(0.05) is None
+        until(lambda: pair.context.transceiver.stalled(0.05) is None)
         request = pair.prefill(1, kit.PROMPT)
         wedged.gate.clear()
         pair.context.transceiver.respond_and_send_async(request)

@@ -206,10 +206,10 @@ class EngineLoop:
             self._stepping -= 1
 
     def _over(self, job: Job, how: str) -> None:
-        self._live.discard(job)
-        self._given_back = True
         self.ended[job.params.request_type, how] += 1
         job.over(how)
+        self._live.discard(job)
+        self._given_back = True
 
     # --- blocks that are lent ------------------------------------------------------------------------------------
 
