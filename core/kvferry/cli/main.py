@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import sys
+from typing import Any
 
 import click
 
@@ -34,6 +36,16 @@ class LazyGroup(click.Group):
             raise click.ClickException(f"this installation of kvferry has no verb {cmd_name!r}")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a verb and end, whatever threads the plugins' imports have left behind."""
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as error:
+            guard = sys.modules.get("kvferry.registry.guard")
+            if guard is not None:
+                guard.end_despite_threads(error.code)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs' lines."""

@@ -64,12 +64,13 @@ def open_registry(toggles: "Toggles", lock: Path | None = None) -> "Registry":
         ConfigError: a toggle or the lock is wrong.
         PluginLoadError: a plugin is not as it has to be.
     """
+    from kvferry.registry.guard import Guard, limit_seconds
     from kvferry.registry.load import load_registry
     from kvferry.registry.locking import require_loaded, require_locked
     from kvferry.registry.state_file import record_states, state_file
 
     locked = require_locked(lock, toggles) if lock is not None else None
-    registry = load_registry(toggles=toggles)
+    registry = load_registry(toggles=toggles, guard=Guard(limit_seconds(os.environ)))
     record_states(state_file(os.environ), registry.records())
     if lock is not None and locked is not None:
         require_loaded(lock, locked, registry)

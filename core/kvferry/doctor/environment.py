@@ -11,7 +11,7 @@ from kvferry.resolution.selectors import selections, selector_warnings
 
 OURS = frozenset(
     {"KVFERRY_PLUGINS", "KVFERRY_DISABLE_PLUGINS", "KVFERRY_DISABLE_PLUGIN_AUTOLOAD", "KVFERRY_CURVE_KEY_FILE"}
-    | {"KVFERRY_LOCKED"}
+    | {"KVFERRY_LOCKED", "KVFERRY_PLUGIN_IMPORT_SECONDS"}
 )
 """What operators may set; a test holds it against the sources."""
 INTERNAL = frozenset({"KVFERRY_NIXL_VERSION", "KVFERRY_FAULT_ROUNDS", "KVFERRY_CHURN_REQUESTS", "KVFERRY_CHURN_SEED"})

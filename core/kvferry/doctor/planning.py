@@ -77,13 +77,15 @@ def resolve_here(
     from kvferry.config.nested import thaw
     from kvferry.dispatcher import missing_libraries, resolve
     from kvferry.integrations.checkpoints import find_configuration
+    from kvferry.registry.guard import Guard, limit_here
     from kvferry.registry.load import load_registry
 
     nothing: dict[str, Any] = {"plan": None, "missing": {}, "warnings": [], "errors": []}
     try:
         args = parse_engine_args(written, origin=origin)
         spec = load_model_spec(find_configuration(model)) if model else None
-        registry = load_registry(toggles=Toggles(tuple(_layer(plain) for plain in layers)))
+        toggled = Toggles(tuple(_layer(plain) for plain in layers))
+        registry = load_registry(toggles=toggled, guard=Guard(limit_here()))
         plan = resolve(args, model=spec, registry=registry, environ=os.environ)
         missing = missing_libraries(plan, registry)
     except KvferryError as error:
@@ -154,7 +156,7 @@ def _plain(layer: Layer) -> dict[str, Any]:
         "required": layer.required,
         "prefer": dict(layer.prefer),
         "external_only": layer.external_only,
-        "is_flag": layer.is_flag,
+        "kind": layer.kind,
     }
 
 

@@ -49,6 +49,9 @@ def _imported(one: Inspected, inspected: Iterable[Inspected]) -> Iterator[Findin
     for problem in one.problems:
         what, _, fix = problem.rpartition("; ")
         yield _about(record, Severity.ERROR, what.partition(": ")[2] or what, fix=fix)
+    if record.conduct:
+        what = f"its import {'; it '.join(record.conduct)}"
+        yield _about(record, Severity.WARNING, what, fix="an import should do nothing of that; tell its author")
     if record.origin is Origin.BUILTIN:
         return
     heavy = one.new_modules & (

@@ -3,7 +3,9 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -11,9 +13,12 @@ import pluggy
 
 from kvferry.registry.answers import Answer
 from kvferry.registry.freezing import freeze
+from kvferry.registry.guard import Guard
 from kvferry.registry.observers import Observer, ObserverCounts
+from kvferry.registry.quoting import message_of, quote
 from kvferry.registry.records import PluginRecord, describe_inactive
 from kvferry.registry.registration import taken_arguments
+from kvferry.registry.time_limits import TimeIsUpError
 from kvferry_plugins.errors import HookError, KvferryError, PluginLoadError
 from kvferry_plugins.forwarding import forwarding_fault
 from kvferry_plugins.kv_cache import KVCacheManager
@@ -33,6 +38,8 @@ T = TypeVar("T")
 
 MODEL_HOOKS = ("model_defaults", "preferred_transceiver_runtime")
 BACKEND_HOOK = "transfer_backends"
+MOST_DECLARED = 1000
+"""What one plugin may declare of a kind; a generator may have no end."""
 
 Declaration = TransferBackend | TransceiverRuntime | ManagerKind
 _DECLARED: tuple[tuple[str, type[Declaration]], ...] = (
@@ -54,7 +61,6 @@ class Registry:
 
     Attributes:
         prefer: architecture or backend → plugin, from all layers of toggles.
-        warnings: what went wrong without stopping anything, one line each.
     """
 
     def __init__(
@@ -64,12 +70,19 @@ class Registry:
         *,
         prefer: Mapping[str, str] | None = None,
         warnings: Sequence[str] = (),
+        guard: Guard | None = None,
     ) -> None:
         self._implementations = _implementations(manager)
         self._records = {record.name: record for record in sorted(records, key=lambda record: record.name)}
         self._observers: dict[str, Observer] = {}
         self.prefer: Mapping[str, str] = MappingProxyType(dict(prefer or {}))
-        self.warnings = tuple(warnings)
+        self._warnings = tuple(warnings)
+        self._guard = guard
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What went wrong without stopping anything, one line each; what hooks did when they were asked, too."""
+        return (*self._warnings, *(self._guard.notes if self._guard else ()))
 
     def records(self) -> tuple[PluginRecord, ...]:
         """All plugins, whatever their state, sorted by name."""
@@ -181,18 +194,23 @@ class Registry:
     # --- the relay ------------------------------------------------------------------------------------------
 
     def _opinions(self, hook: str, **arguments: Any) -> list[Answer[Any]]:
-        answers = (self._ask(implementation, hook, arguments) for implementation in self._implementations[hook])
+        with self._watching():
+            answers = [self._ask(implementation, hook, arguments) for implementation in self._implementations[hook]]
         return [answer for answer in answers if answer.value is not None]
 
     def _declared(self, hook: str, kind: type[T]) -> list[Answer[T]]:
-        return [answer for each in self._implementations[hook] for answer in self._declared_by(each, hook, kind)]
+        with self._watching():
+            return [answer for each in self._implementations[hook] for answer in self._declared_by(each, hook, kind)]
 
     def _declared_by(self, implementation: _Implementation, hook: str, kind: type[T]) -> list[Answer[T]]:
         answer = self._ask(implementation, hook, {}, collect=_as_tuple)
         for value in answer.value:
             if not isinstance(value, kind):
-                raise self._error(hook, answer.plugin, f"answered {value!r}, which is no {kind.__name__}")
+                raise self._error(hook, answer.plugin, f"answered {quote(value)}, which is no {kind.__name__}")
         return [Answer(answer.plugin, answer.distribution, answer.rank, value) for value in answer.value]
+
+    def _watching(self) -> AbstractContextManager[None]:
+        return self._guard.watching() if self._guard else nullcontext()
 
     def _quietly(self, hook: str, kind: type[T], plugin: str) -> list[T]:
         try:
@@ -212,9 +230,14 @@ class Registry:
     ) -> Answer[Any]:
         record = self._records[implementation.plugin]
         try:
-            value = collect(_call(implementation, arguments))
+            if self._guard is None:
+                value = collect(_call(implementation, arguments))
+            else:
+                value = self._guard.ask(record, hook, lambda: collect(_call(implementation, arguments)))
+        except TimeIsUpError as error:
+            raise self._error(hook, record.name, str(error)) from error
         except (Exception, SystemExit) as error:
-            raise self._error(hook, record.name, f"raised {type(error).__name__}: {error}") from error
+            raise self._error(hook, record.name, f"raised {type(error).__name__}: {message_of(error)}") from error
         return Answer(record.name, record.printed_distribution, record.rank, value)
 
     def _make(self, hook: str, plugin: str, spec: object, kind: type[T]) -> T:
@@ -224,11 +247,11 @@ class Registry:
         except KvferryError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._error(hook, plugin, f"raised {type(error).__name__}: {error}") from error
+            raise self._error(hook, plugin, f"raised {type(error).__name__}: {message_of(error)}") from error
         if made is None:
             raise self._error(hook, plugin, "returned None, though the plan names this plugin for it")
         if not isinstance(made, kind):
-            raise self._error(hook, plugin, f"returned {made!r}, which is no {kind.__name__}")
+            raise self._error(hook, plugin, f"returned {quote(made)}, which is no {kind.__name__}")
         if (fault := forwarding_fault(made)) is not None:
             _discard(made)
             raise self._error(hook, plugin, f"returned {fault}")
@@ -288,4 +311,7 @@ def _discard(made: object) -> None:
 
 
 def _as_tuple(value: Iterable[T] | None) -> tuple[T, ...]:
-    return () if value is None else tuple(value)
+    declared = () if value is None else tuple(islice(value, MOST_DECLARED + 1))
+    if len(declared) > MOST_DECLARED:
+        raise ValueError(f"declares more than {MOST_DECLARED} things, or without end")
+    return declared

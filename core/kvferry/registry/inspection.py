@@ -106,11 +106,12 @@ def inspect_here(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _inspect_here(record: PluginRecord) -> dict[str, Any]:
+    from kvferry.registry.guard import Guard, limit_here
     from kvferry.registry.load import register_all
     from kvferry.registry.selection import Selection
 
     before = set(sys.modules)
-    registry = register_all(Selection((record,)), {})
+    registry = register_all(Selection((record,)), {}, guard=Guard(limit_here()))
     new_modules = {name.partition(".")[0] for name in set(sys.modules) - before}
     return {
         "record": _plain(registry.records()[0]),

@@ -1,6 +1,7 @@
 """Makes a registry: discovers, applies the toggles, imports what stays, and checks what was demanded."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pluggy
@@ -8,6 +9,7 @@ import pluggy
 from kvferry.registry.availability import missing_modules
 from kvferry.registry.discovery import discover
 from kvferry.registry.door import Registry
+from kvferry.registry.guard import Guard
 from kvferry.registry.loading import Loaded, load_plugin
 from kvferry.registry.records import Origin, PluginRecord, State
 from kvferry.registry.registration import new_manager
@@ -18,12 +20,13 @@ from kvferry_plugins.errors import KvferryError, PluginLoadError, ResolutionErro
 from kvferry_plugins.types import TransferBackend
 
 
-def load_registry(*, toggles: Toggles, paths: Sequence[str] | None = None) -> Registry:
+def load_registry(*, toggles: Toggles, paths: Sequence[str] | None = None, guard: Guard | None = None) -> Registry:
     """Discover, select, import and register; a plugin that fails is a record and a warning.
 
     Args:
         toggles: what turns plugins on and off.
         paths: where to look for distributions instead of ``sys.path``.
+        guard: watches what plugins do to this process; for a command, which has no other thread.
 
     Raises:
         ConfigError: a toggle names a plugin that does not exist.
@@ -32,19 +35,34 @@ def load_registry(*, toggles: Toggles, paths: Sequence[str] | None = None) -> Re
     discovery = discover(paths)
     selection = survey(discovery, toggles)
     raise_all(selection.errors)
-    registry = register_all(selection, {}, discovery.warnings)
+    registry = register_all(selection, {}, discovery.warnings, guard)
     raise_all([*_missing_required(registry, selection), *_failures(registry, toggles)])
     return registry
 
 
-def register_all(selection: Selection, objects: Mapping[str, object], warnings: Iterable[str] = ()) -> Registry:
+def register_all(
+    selection: Selection,
+    objects: Mapping[str, object],
+    warnings: Iterable[str] = (),
+    guard: Guard | None = None,
+) -> Registry:
     """Load every discovered plugin of a selection, taking the objects that are given instead of importing."""
+    with guard.watching() if guard else nullcontext():
+        return _register_all(selection, objects, warnings, guard)
+
+
+def _register_all(
+    selection: Selection, objects: Mapping[str, object], warnings: Iterable[str], guard: Guard | None
+) -> Registry:
     manager = new_manager()
-    loaded = [_load(manager, record, objects.get(record.name)) for record in selection.records]
-    registry = Registry(manager, [each.record for each in loaded])
+    loaded = [_load(manager, record, objects.get(record.name), guard) for record in selection.records]
+    registry = Registry(manager, [each.record for each in loaded], guard=guard)
     records = [_with_availability(registry, record) for record in registry.records()]
-    told = [*warnings, *selection.warnings, *_failure_warnings(records), *_heavy_imports(registry, loaded)]
-    return Registry(manager, records, prefer=selection.prefer, warnings=told)
+    told = [
+        *(*warnings, *selection.warnings),
+        *(*_failure_warnings(records), *_conduct_warnings(records), *_heavy_imports(registry, loaded)),
+    ]
+    return Registry(manager, records, prefer=selection.prefer, warnings=told, guard=guard)
 
 
 def raise_all(errors: Sequence[KvferryError]) -> None:
@@ -55,8 +73,8 @@ def raise_all(errors: Sequence[KvferryError]) -> None:
         raise ResolutionError(errors)
 
 
-def _load(manager: pluggy.PluginManager, record: PluginRecord, plugin: object) -> Loaded:
-    return load_plugin(manager, record, plugin) if record.state is State.DISCOVERED else Loaded(record)
+def _load(manager: pluggy.PluginManager, record: PluginRecord, plugin: object, guard: Guard | None) -> Loaded:
+    return load_plugin(manager, record, plugin, guard) if record.state is State.DISCOVERED else Loaded(record)
 
 
 def _with_availability(registry: Registry, record: PluginRecord) -> PluginRecord:
@@ -75,6 +93,15 @@ def _with_availability(registry: Registry, record: PluginRecord) -> PluginRecord
 
 def _failure_warnings(records: Iterable[PluginRecord]) -> list[str]:
     return [f"plugin {record.describe()}" for record in records if record.state is State.FAILED]
+
+
+def _conduct_warnings(records: Iterable[PluginRecord]) -> list[str]:
+    return [
+        f"plugin {record.name!r} ({record.printed_distribution}): its import {'; it '.join(record.conduct)}; "
+        "an import should do nothing of that, the hook that needs it may"
+        for record in records
+        if record.conduct
+    ]
 
 
 def _heavy_imports(registry: Registry, loaded: Iterable[Loaded]) -> list[str]:

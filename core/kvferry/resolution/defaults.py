@@ -13,6 +13,7 @@ from kvferry.config.nested import get_leaf, leaves, thaw
 from kvferry.config.problems import find_problems
 from kvferry.registry.answers import Answer
 from kvferry.registry.door import Registry
+from kvferry.registry.quoting import cut, quote
 from kvferry.resolution.ranking import Ranked, rank_opinions, who
 from kvferry.resolution.vocabulary import BACKEND, MANAGER, RUNTIME, TRANSCEIVER
 from kvferry_plugins.errors import HookError, KvferryError, ResolutionError
@@ -26,6 +27,8 @@ NOT_FOR_MODELS: Final = {
 }
 """Top-level keys that a model's defaults may not hold → why."""
 
+_PROBLEMS_TOLD: Final = 10
+"""Of one plugin's defaults; they may be any number."""
 _DECIDED_ELSEWHERE: Final = frozenset({BACKEND, RUNTIME, MANAGER})
 
 
@@ -99,13 +102,16 @@ def _by_leaf(answers: Sequence[Answer[Any]]) -> dict[str, list[Answer[Any]]]:
 def _validated(answer: Answer[Any]) -> dict[str, Any]:
     """Return one plugin's defaults by dotted key; the schema is the user's own. Raises ResolutionError."""
     if not isinstance(answer.value, Mapping):
-        raise ResolutionError([_hook_error(answer, f"should be a mapping or None, but are {answer.value!r}")])
+        raise ResolutionError([_hook_error(answer, f"should be a mapping or None, but are {quote(answer.value)}")])
     problems: list[KvferryError] = [_hook_error(answer, what) for key in answer.value if (what := _refusal(key))]
     allowed = {key: value for key, value in answer.value.items() if not _refusal(key)}
     try:
         defaults = EngineArgs.model_validate(thaw(allowed))
     except ValidationError as error:
         problems += [_hook_error(answer, f"are wrong: {text}") for _, text in find_problems(error)]
+    if len(problems) > _PROBLEMS_TOLD:
+        more = _hook_error(answer, f"have {len(problems) - _PROBLEMS_TOLD} more problems")
+        raise ResolutionError([*problems[:_PROBLEMS_TOLD], more])
     if problems:
         raise ResolutionError(problems)
     return dict(leaves(defaults.written()))
@@ -115,13 +121,13 @@ def _refusal(key: object) -> str | None:
     """Say why a top-level key may not be there; the schema finds the unknown ones."""
     top, dot, _ = str(key).partition(".")
     if top in NOT_FOR_MODELS:
-        return f"may not hold {key!r}: {NOT_FOR_MODELS[top]}"
-    return f"should nest sections instead of the dotted key {key!r}" if dot else None
+        return f"may not hold {quote(key)}: {NOT_FOR_MODELS[top]}"
+    return f"should nest sections instead of the dotted key {quote(key)}" if dot else None
 
 
 def _hook_error(answer: Answer[Any], what: str) -> HookError:
     return HookError(
-        f"the model_defaults of plugin {who(answer)} {what}; "
+        f"the model_defaults of plugin {who(answer)} {cut(what)}; "
         f"mend the plugin, or leave it out with -p no:{answer.plugin}",
         hook="model_defaults",
         plugin=answer.plugin,

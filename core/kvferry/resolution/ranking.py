@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kvferry.registry.answers import Answer, Rank
+from kvferry.registry.quoting import quote
 from kvferry_plugins.errors import PluginConflictError
 from kvferry_plugins.types import Candidate, Source
 
@@ -89,7 +90,7 @@ def _ranked(answers: Sequence[Answer[T]], top: Sequence[Answer[T]], preferred: b
 
 
 def _conflict(top: Sequence[Answer[T]], subject: str, question: str) -> PluginConflictError:
-    claims = "; ".join(f"{who(answer)} says {answer.value!r}" for answer in top)
+    claims = "; ".join(f"{who(answer)} says {quote(answer.value)}" for answer in top)
     return PluginConflictError(
         f"plugins of one rank disagree about {question}: {claims}; settle it with  "
         f"plugins: {{prefer: {{{subject}: {top[0].plugin}}}}}  or leave one out with -p no:{top[-1].plugin}",

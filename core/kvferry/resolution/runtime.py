@@ -8,6 +8,7 @@ from kvferry.checkpoint import ModelSpec
 from kvferry.config import EngineArgs
 from kvferry.registry.answers import Answer
 from kvferry.registry.door import Registry
+from kvferry.registry.quoting import quote
 from kvferry.resolution.backend import BackendChoice, is_enabled
 from kvferry.resolution.defaults import not_asked
 from kvferry.resolution.ranking import Ranked, rank_opinions, rank_providers, who
@@ -163,7 +164,7 @@ def _preference(question: RuntimeQuestion) -> Ranked[str] | None:
 def _strange_preference(answer: Answer[Any]) -> HookError:
     return HookError(
         f"the preferred_transceiver_runtime of plugin {who(answer)} answered "
-        f"{answer.value!r}; it may answer {', '.join(map(repr, RUNTIMES))} or None; "
+        f"{quote(answer.value)}; it may answer {', '.join(map(repr, RUNTIMES))} or None; "
         f"mend the plugin, or leave it out with -p no:{answer.plugin}",
         hook="preferred_transceiver_runtime",
         plugin=answer.plugin,
