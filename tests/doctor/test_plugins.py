@@ -71,6 +71,13 @@ def test_a_heavy_import_is_a_warning(findings):
     assert "imports torch when it is imported" in finding.what
 
 
+def test_an_import_that_does_more_than_importing_is_a_warning(findings):
+    (finding,) = about(findings("forks_at_import"), "forks_at_import")
+
+    assert (finding.severity, finding.distribution) == (WARNING, "forks-at-import 0.1")
+    assert finding.what == "its import forks 1 time(s) (the child was ended)"
+
+
 def test_twins_and_a_taken_name_are_errors_that_say_how_to_have_them(findings):
     found = findings("twin_one", "twin_two", "takes_a_builtin_name")
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from kvferry.registry.conduct import observed, take_state
+from kvferry.registry.conduct import Remembered, observed, take_state
 
 
 def change(what):
@@ -77,6 +77,18 @@ def test_many_variables_are_counted_and_a_few_named():
     (sentence,) = change(set_many)
 
     assert sentence.endswith("KVFERRY_TEST_004 and 295 more (put back)")
+
+
+def test_one_after_the_other_each_is_told_what_it_changed_itself(monkeypatch):
+    monkeypatch.setenv("KVFERRY_TEST_OLD", "1")
+    remembered = Remembered()
+    told = []
+    for value in ("1", "2", "1", "3"):
+        with observed(told.append, remembered):
+            os.environ["KVFERRY_TEST_OLD"] = value
+
+    assert told == ["changes the environment: KVFERRY_TEST_OLD (put back)"] * 2
+    assert os.environ["KVFERRY_TEST_OLD"] == "1"
 
 
 def test_a_thread_is_named():

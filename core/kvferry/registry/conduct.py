@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvferry.registry.quoting import cut, quote
 
 _NAMES_SHOWN: Final = 5
-_SIGNALS: Final = tuple(sorted(int(number) for number in signal.valid_signals()))
+_SIGNALS: Final = tuple(sorted(int(number) for number in signal.valid_signals() if number < signal.SIGRTMIN))
 PUT_BACK: Final = " (put back)"
 
 
@@ -53,14 +53,26 @@ def take_state() -> ProcessState:
     )
 
 
+@dataclass(slots=True)
+class Remembered:
+    """The state after one import, for the next one: what nobody changed need not be looked at twice."""
+
+    state: ProcessState | None = None
+
+
 @contextmanager
-def observed(tell: Callable[[str], None]) -> Iterator[None]:
+def observed(tell: Callable[[str], None], remembered: Remembered | None = None) -> Iterator[None]:
     """Tell what the body changes, and put back environment, folder, signal handlers, locale, filters and hooks."""
-    before = take_state()
+    remembered = remembered or Remembered()
+    before = remembered.state or take_state()
+    remembered.state = None
     try:
         yield
     finally:
-        for change in _changes(before, take_state()):
+        after = take_state()
+        changes = list(_changes(before, after))
+        remembered.state = None if changes else after
+        for change in changes:
             tell(change)
 
 

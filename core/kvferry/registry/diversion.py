@@ -77,6 +77,11 @@ class Diversion:
         self._counted += len(text)
         return text[:room]
 
+    @property
+    def has_output(self) -> bool:
+        """Whether something was printed since ``take``."""
+        return self._counted > 0 or (self._file >= 0 and os.lseek(self._file, 0, os.SEEK_CUR) > 0)
+
     def take(self) -> int:
         """How much was printed since the last call; shows the beginning of what went to descriptor 1."""
         written = os.lseek(self._file, 0, os.SEEK_CUR) if self._file >= 0 else 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from kvferry.registry.conduct import PUT_BACK, observed
+from kvferry.registry.conduct import PUT_BACK, Remembered, observed
 from kvferry.registry.diversion import Diversion
 from kvferry.registry.quoting import quote
 from kvferry.registry.records import Origin, PluginRecord
@@ -56,6 +56,7 @@ class Guard:
     def __init__(self, seconds: float = LIMIT_SECONDS) -> None:
         self._limit = TimeLimit(seconds)
         self._diversion = Diversion()
+        self._remembered = Remembered()
         self._is_watching = False
         self._known_threads = set(threading.enumerate())
         self.notes: dict[str, None] = {}
@@ -82,6 +83,7 @@ class Guard:
         self._limit.begin("import", record)
         try:
             if record.origin is Origin.BUILTIN:
+                self._remembered.state = None
                 yield
             else:
                 yield from self._watch_import(tell)
@@ -101,12 +103,12 @@ class Guard:
             return question()
         finally:
             self._limit.end()
-            if printed := self._diversion.take():
+            if self._diversion.has_output and (printed := self._diversion.take()):
                 what = f"its hook {hook} prints {printed:,} characters when it is asked; log instead"
                 self.notes[f"plugin {record.name!r} ({record.printed_distribution}): {what}"] = None
 
     def _watch_import(self, tell: Callable[[str], None]) -> Iterator[None]:
-        with _no_forks(tell), observed(tell):
+        with _no_forks(tell), observed(tell, self._remembered):
             try:
                 yield
             finally:
