@@ -14,7 +14,9 @@ OURS = frozenset(
     | {"KVFERRY_LOCKED", "KVFERRY_PLUGIN_IMPORT_SECONDS"}
 )
 """What operators may set; a test holds it against the sources."""
-INTERNAL = frozenset({"KVFERRY_NIXL_VERSION", "KVFERRY_FAULT_ROUNDS", "KVFERRY_CHURN_REQUESTS", "KVFERRY_CHURN_SEED"})
+INTERNAL = frozenset(
+    {"KVFERRY_NIXL_VERSION", "KVFERRY_FAULT_ROUNDS", "KVFERRY_CHURN_REQUESTS", "KVFERRY_CHURN_SEED"}
+) | {"KVFERRY_PARENT_PLUGINS"}
 
 OTHERS: Mapping[str, frozenset[str]] = {
     "NIXL_": frozenset(
