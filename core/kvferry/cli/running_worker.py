@@ -11,8 +11,6 @@ from kvferry_plugins.errors import ConfigError, KvferryError
 if TYPE_CHECKING:
     from kvferry_plugins.types import Plan
 
-ANSWER_SECONDS = 5.0
-
 
 def ask_status(address: str, *, named: str = "--worker") -> dict[str, Any]:
     """Fetch ``/status``.
@@ -25,22 +23,20 @@ def ask_status(address: str, *, named: str = "--worker") -> dict[str, Any]:
         ConfigError: that is no address.
         KvferryError: nobody answers there, or not as a worker does.
     """
-    import urllib.error
-    import urllib.request
     from http.client import HTTPException, InvalidURL
+
+    from kvferry.cli.bounded_fetch import fetch
 
     url = _status_url(address, named)
     try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=ANSWER_SECONDS) as answer:
-            status = json.load(answer)
+        status = json.loads(fetch(url))
         status["plan"]["decisions"], status["transceiver"], status["plugins"]
     except InvalidURL as error:
         raise _no_address(address, named, error) from error
-    except urllib.error.URLError as error:
-        raise KvferryError(f"no worker answers at {url}: {error.reason}; is it still running?") from error
-    except (HTTPException, OSError, ValueError, KeyError, TypeError) as error:
-        raise KvferryError(f"what answers at {url} is no kvferry worker: {error!r}") from error
+    except ConnectionError as error:
+        raise KvferryError(f"no worker answers at {url}: {error}; is it still running?") from error
+    except (HTTPException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise KvferryError(f"what answers at {url} is no kvferry worker: {error!r:.300}") from error
     result: dict[str, Any] = status
     return result
 
