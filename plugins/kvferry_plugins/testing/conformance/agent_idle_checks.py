@@ -109,7 +109,7 @@ class IdleChecks(AgentSuite):
         held = []
         for _ in range(BATCHES + 1):
             pair.write_repeatedly(offsets, offsets, sizes, TRANSFERS)
-            held.append([side.holdings()["bytes"] for side in sides])
+            held.append([side.holdings()["allocated"] for side in sides])
         for side, series in zip(sides, zip(*held, strict=True), strict=True):
             grown = [after - before for before, after in pairwise(series)]
             assert min(grown) <= KEPT_BYTES, (

@@ -138,8 +138,11 @@ class RemoteSide:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """End it as a crash does, and see it end."""
         self.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + self._seconds
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(1e-3)
 
     def leave(self) -> None:
         """Let it return from its main program, without any call of its agent."""

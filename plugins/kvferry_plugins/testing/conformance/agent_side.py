@@ -1,6 +1,7 @@
 """One agent under test with the memory that it serves, in whatever process it lives."""
 
 import contextlib
+import ctypes
 import enum
 import gc
 import mmap
@@ -324,13 +325,14 @@ class AgentSide:
         return (time.process_time() - before) / seconds
 
     def holdings(self) -> dict[str, int]:
-        """What the process holds: descriptors, threads, bytes of resident memory."""
+        """What the process holds: descriptors, threads, bytes of resident and of allocated memory."""
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
             "bytes": pages * mmap.PAGESIZE,
+            "allocated": _allocated_bytes() or pages * mmap.PAGESIZE,
         }
 
     def thread_names(self) -> list[str]:
@@ -438,6 +440,36 @@ def _pool(base: int, heads: int, layers: int, blocks: int) -> Pool:
         num_blocks=blocks,
         base=base,
     )
+
+
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def _allocated_bytes() -> int:
+    """What malloc has given out, whatever it keeps of what came back; 0 where nobody can say."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _MallInfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)
 
 
 def _said(call: Callable[[], object]) -> str:
