@@ -1,4 +1,5 @@
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -100,3 +101,23 @@ def stranger():
             return f"127.0.0.1:{listening.getsockname()[1]}"
 
         yield serve
+
+
+@pytest.mark.parametrize(
+    ("verb", "status"),
+    [
+        (["explain", "--worker"], {"plan": {"decisions": 3}, "transceiver": {}, "plugins": {}}),
+        (["explain", "--json", "--worker"], {"plan": {"decisions": []}, "transceiver": {}, "plugins": {}}),
+        (
+            ["plugins", "list", "--worker"],
+            {"plan": {"decisions": []}, "transceiver": {}, "plugins": {}, "plugin_records": [1]},
+        ),
+    ],
+    ids=["explain", "explain as JSON", "plugins list"],
+)
+def test_a_worker_of_which_nothing_can_be_made_is_named(stranger, verb, status):
+    text = json.dumps(status).encode()
+    address = stranger(lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + text))
+    result = CliRunner().invoke(main, [*verb, address])
+    assert result.exit_code == 1
+    assert f"the worker at {address} describes itself as no version does that this kvferry knows" in result.output

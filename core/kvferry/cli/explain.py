@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -89,9 +89,16 @@ def explain(
 
 def _explain_worker(address: str, *, as_json: bool) -> None:
     """Show the plan that a running worker was built from, and how it is."""
-    from kvferry.cli.running_worker import ask_status, plan_of, print_state
+    from kvferry.cli.running_worker import ask_status, reading
 
     status = ask_status(address)
+    with reading(address):
+        _print_worker(status, as_json=as_json)
+
+
+def _print_worker(status: "dict[str, Any]", *, as_json: bool) -> None:
+    from kvferry.cli.running_worker import plan_of, print_state
+
     plan = status.pop("plan")
     if as_json:
         print_json({**envelope(ok=True, warnings=plan["warnings"]), **plan, "worker": status})

@@ -53,13 +53,15 @@ def list_plugins(config: Path | None, toggles: "Toggles", probe: bool, worker: s
     nothing.
     """
     from kvferry.cli.plugin_tables import plain_selection, print_selection
+    from kvferry.cli.running_worker import reading
     from kvferry.registry.comparison import compare_records
 
     there = _ask_records(worker) if worker else None
     discovery, selection = _survey(toggles)
     records = _probed(selection) if probe else selection.records
     states = _last_states()
-    compared = compare_records(selection.records, there) if there is not None else None
+    with reading(*filter(None, [worker])):
+        compared = compare_records(selection.records, there) if there is not None else None
     warnings = [*discovery.warnings, *selection.warnings]
     if as_json:
         errors = [item for error in selection.errors for item in error_items(error)]

@@ -11,7 +11,7 @@ import click
 from kvferry.cli.options import make_toggles, open_registry
 from kvferry.cli.output import CHECK_FAILED, envelope, json_option, print_json, print_warnings, report_errors
 from kvferry.cli.quick import quick
-from kvferry_plugins.errors import ConfigError, KvferryError, ResolutionError
+from kvferry_plugins.errors import ConfigError, ResolutionError
 
 if TYPE_CHECKING:
     from kvferry.preflight.sides import Side
@@ -52,6 +52,7 @@ def preflight(
     CONTEXT and GENERATION are engine configurations (YAML), or addresses of running workers. Builds nothing, and needs
     neither a GPU nor a transport. Exit status: 1 if anything is fatal.
     """
+    from kvferry.cli.running_worker import reading
     from kvferry.preflight.comparison import compare_sides
     from kvferry.preflight.pairing import check_pair
     from kvferry.preflight.verdicts import Verdict, count, in_order
@@ -61,7 +62,8 @@ def preflight(
         _side(Role.CONTEXT, context, context_model or model, flags),
         _side(Role.GENERATION, generation, generation_model or model, flags),
     )
-    checked = in_order([*compare_sides(*sides), *check_pair(*sides)])
+    with reading(*(side.source for side in sides if side.running)):
+        checked = in_order([*compare_sides(*sides), *check_pair(*sides)])
     counts = count(checked)
     failing = (Verdict.FATAL, Verdict.WARNING, Verdict.UNKNOWN) if strict else (Verdict.FATAL,)
     ok = not any(counts[verdict] for verdict in failing)
@@ -102,16 +104,13 @@ def _named(role: "Role", source: str, error: Any) -> Any:
 
 
 def _running(role: "Role", address: str, flags: tuple[str, ...]) -> "Side":
-    from kvferry.cli.running_worker import ask_status
+    from kvferry.cli.running_worker import ask_status, reading
     from kvferry.preflight.workers import side_from_worker
 
     status = ask_status(address, named=f"the {role.value} side")
     registry = open_registry(make_toggles(None, flags))
-    try:
+    with reading(address):
         return side_from_worker(role, address, status, registry=registry)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        message = f"the worker at {address} describes itself as no version does that this kvferry knows: {error!r}"
-        raise KvferryError(f"{message}; compare it with the kvferry that it runs") from error
 
 
 def _planned(role: "Role", source: str, model: Path | None, flags: tuple[str, ...]) -> "Side":

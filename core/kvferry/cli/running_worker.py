@@ -1,7 +1,8 @@
 """Asks a running worker for its own plan, plugins and state, over HTTP."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +40,20 @@ def ask_status(address: str, *, named: str = "--worker") -> dict[str, Any]:
         raise KvferryError(f"what answers at {url} is no kvferry worker: {error!r:.300}") from error
     result: dict[str, Any] = status
     return result
+
+
+@contextmanager
+def reading(*addresses: str) -> Iterator[None]:
+    """Read what workers said: what makes no sense is theirs, not this command's. Raises KvferryError, naming them."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        if not addresses:
+            raise
+        message = (
+            f"the worker at {' or at '.join(addresses)} describes itself as no version does that this kvferry knows"
+        )
+        raise KvferryError(f"{message}: {error!r:.300}; compare it with the kvferry that it runs") from error
 
 
 def _status_url(address: str, named: str) -> str:
