@@ -195,7 +195,7 @@ def _worker(
             *worker_findings(status, address, peers=deployment.peers),
             *difference_findings(status, address, plan=plan, plugins=plugins, digests=digests),
         ]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         what = f"its status is not as this kvferry knows it: {error!r}"
         fix = "look at it with the kvferry that it runs"
         return [Finding(Area.WORKER, Severity.WARNING, address, what, fix=fix)]
