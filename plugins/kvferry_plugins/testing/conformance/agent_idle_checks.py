@@ -14,6 +14,9 @@ CYCLES = 6
 LEAKED_BYTES = 24 << 20
 """By which a process's resident memory may grow in all cycles: an allocator keeps some."""
 
+ALLOCATED_BYTES = 1 << 20
+"""The same of what malloc has given out."""
+
 BATCHES, TRANSFERS, SEGMENTS = 3, 40, 256
 KEPT_BYTES = 96 << 10
 """By which it may grow in the best of some batches of transfers: half of what their addresses take."""
@@ -128,4 +131,6 @@ def _growth(before: dict[str, int], after: dict[str, int]) -> dict[str, str]:
     kept = {key: f"{grown[key]:+d}" for key in ("descriptors", "threads") if grown[key] > 0}
     if grown["bytes"] > LEAKED_BYTES:
         kept["memory"] = f"{grown['bytes'] >> 20:+d} MiB"
+    if grown["allocated"] > ALLOCATED_BYTES:
+        kept["allocated memory"] = f"{grown['allocated'] >> 20:+d} MiB"
     return kept

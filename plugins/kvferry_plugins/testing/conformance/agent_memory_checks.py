@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvferry_plugins.testing.conformance.agent_side import GUARD_BYTES
+from kvferry_plugins.testing.conformance.agent_calls import GUARD_BYTES
 from kvferry_plugins.testing.conformance.agent_suite import AgentSuite, Pair, Workers, column, refusal, submitted
 
 _MIB = 1 << 20

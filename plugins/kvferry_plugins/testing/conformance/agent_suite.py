@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 
 from kvferry_plugins.errors import TransferError
 from kvferry_plugins.layout import Addresses
+from kvferry_plugins.testing.conformance.agent_calls import Progress, pattern
 from kvferry_plugins.testing.conformance.agent_process import ForeignError, Launcher, Origin, RemoteSide, SideProcesses
-from kvferry_plugins.testing.conformance.agent_side import AgentSide, Progress, pattern
+from kvferry_plugins.testing.conformance.agent_side import AgentSide
 from kvferry_plugins.transceiver import Completion, PeerId, TransferAgent, TransferId
 
 Side = Any
