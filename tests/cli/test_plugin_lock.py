@@ -318,7 +318,8 @@ def test_a_lock_that_is_named_and_not_there_is_exit_status_2(run):
 def test_plugins_that_crash_hang_exit_or_lie_are_found_by_name(run):
     broken = ["kills_python", "hangs_at_import", "import_exits", "import_raises", "misspelt_hook"]
 
-    done = run("plugins", "verify", "--json", "--timeout", "8", path=[PACKAGES / each for each in ["healthy", *broken]])
+    path = [PACKAGES / each for each in ["healthy", "prints_at_import", *broken]]
+    done = run("plugins", "verify", "--json", "--timeout", "8", path=path)
 
     states = {each["name"]: each["state"] for each in done.document["imports"]}
     reasons = {each["name"]: each["reason"] for each in done.document["imports"]}
@@ -328,6 +329,7 @@ def test_plugins_that_crash_hang_exit_or_lie_are_found_by_name(run):
     assert "killed by signal 9" in reasons["kills_python"]
     assert "did not end within 8 s" in reasons["hangs_at_import"]
     assert len(done.document["errors"]) == len(broken)
+    assert any("prints_at_import" in warning and "characters" in warning for warning in done.document["warnings"])
 
 
 # --- a locked worker -----------------------------------------------------------------------------------------------
