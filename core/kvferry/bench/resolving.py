@@ -104,11 +104,12 @@ def time_here(rounds: int) -> dict[str, object]:
     """Load what is installed, resolve for the last plugin's architecture, and time both."""
     from kvferry.config import parse_engine_args
     from kvferry.dispatcher import resolve
+    from kvferry.registry.guard import Guard
     from kvferry.registry.load import load_registry
     from kvferry.registry.toggles import Toggles
 
     begun = time.perf_counter()
-    registry = load_registry(toggles=Toggles())
+    registry = load_registry(toggles=Toggles(), guard=Guard())  # as a command does
     load_seconds = time.perf_counter() - begun
     scale = [name for name in registry.plugin_set() if name.startswith("kvferry_scale_")]
     architecture = f"Scale{max(scale)[-6:]}ForCausalLM" if scale else "UnknownForCausalLM"

@@ -195,19 +195,19 @@ class Registry:
 
     def _opinions(self, hook: str, **arguments: Any) -> list[Answer[Any]]:
         with self._watching():
-            answers = [self._ask(implementation, hook, arguments) for implementation in self._implementations[hook]]
-        return [answer for answer in answers if answer.value is not None]
+            answers = [(each, self._ask(each, hook, arguments)) for each in self._implementations[hook]]
+        return [self._answer(implementation, value) for implementation, value in answers if value is not None]
 
     def _declared(self, hook: str, kind: type[T]) -> list[Answer[T]]:
         with self._watching():
             return [answer for each in self._implementations[hook] for answer in self._declared_by(each, hook, kind)]
 
     def _declared_by(self, implementation: _Implementation, hook: str, kind: type[T]) -> list[Answer[T]]:
-        answer = self._ask(implementation, hook, {}, collect=_as_tuple)
-        for value in answer.value:
+        values = self._ask(implementation, hook, {}, collect=_as_tuple)
+        for value in values:
             if not isinstance(value, kind):
-                raise self._error(hook, answer.plugin, f"answered {quote(value)}, which is no {kind.__name__}")
-        return [Answer(answer.plugin, answer.distribution, answer.rank, value) for value in answer.value]
+                raise self._error(hook, implementation.plugin, f"answered {quote(value)}, which is no {kind.__name__}")
+        return [self._answer(implementation, value) for value in values]
 
     def _watching(self) -> AbstractContextManager[None]:
         return self._guard.watching() if self._guard else nullcontext()
@@ -227,7 +227,7 @@ class Registry:
         hook: str,
         arguments: Mapping[str, Any],
         collect: Callable[[Any], Any] = lambda value: value,
-    ) -> Answer[Any]:
+    ) -> Any:
         record = self._records[implementation.plugin]
         try:
             if self._guard is None:
@@ -238,6 +238,10 @@ class Registry:
             raise self._error(hook, record.name, str(error)) from error
         except (Exception, SystemExit) as error:
             raise self._error(hook, record.name, f"raised {type(error).__name__}: {message_of(error)}") from error
+        return value
+
+    def _answer(self, implementation: _Implementation, value: T) -> Answer[T]:
+        record = self._records[implementation.plugin]
         return Answer(record.name, record.printed_distribution, record.rank, value)
 
     def _make(self, hook: str, plugin: str, spec: object, kind: type[T]) -> T:
