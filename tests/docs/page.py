@@ -21,7 +21,7 @@ from kvferry.config import parse_engine_args
 from kvferry.config.schema import EngineArgs
 from kvferry.integrations.checkpoints import find_checkpoint
 
-SECONDS = 180
+SECONDS = 400
 """How long one block may take, on a machine that has other work."""
 PAIR_PORTS = ("8001", "8002")
 """Where pages that start no workers find the pair that all pages share: context, generation."""
