@@ -71,6 +71,12 @@ def test_states_of_plugins_that_are_gone_are_told(tmp_path):
     assert finding.what.endswith("any more: gone")
 
 
+def test_of_many_that_are_gone_the_first_are_named(tmp_path):
+    states = {f"gone_{number:03d}": LastState("active", "2026-01-01", "gone 1") for number in range(300)}
+    (finding,) = state_findings(tmp_path / "plugins.json", states, set())
+    assert finding.what.endswith("gone_000, gone_001, gone_002, gone_003, gone_004 and 295 more")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"environments": {sys.prefix: 3}})])
 def test_a_state_file_that_cannot_be_read_is_a_warning(tmp_path, text):
     path = tmp_path / "plugins.json"

@@ -10,6 +10,8 @@ from kvferry.doctor.findings import Area, Finding, Severity
 from kvferry.registry.state_file import LastState, last_states, state_file
 from kvferry_plugins.errors import ConfigError
 
+_NAMES_SHOWN = 5
+
 
 def file_findings(environ: Mapping[str, str], installed: Collection[str]) -> list[Finding]:
     """Look at the key file and at the plugins' recorded states; writes nothing.
@@ -50,7 +52,8 @@ def state_findings(path: Path, states: Mapping[str, LastState], installed: Colle
     """Look for recorded plugins that are gone, and for a file that cannot be read."""
     gone = sorted(set(states) - set(installed))
     if gone:
-        what = f"remembers plugins that are not installed any more: {', '.join(gone)}"
+        more = f" and {len(gone) - _NAMES_SHOWN} more" if len(gone) > _NAMES_SHOWN else ""
+        what = f"remembers plugins that are not installed any more: {', '.join(gone[:_NAMES_SHOWN])}{more}"
         yield _finding(Severity.INFO, str(path), what, fix="nothing; or delete the file, it is made again")
     elif path.exists() and not _is_readable(path):
         what = "cannot be read: plugins list shows no last state"
