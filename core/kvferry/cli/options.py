@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.folders import working_folder
+
 if TYPE_CHECKING:
     from kvferry.registry.door import Registry
     from kvferry.registry.toggles import Toggles
@@ -45,7 +47,7 @@ def make_toggles(config: Path | None, flags: tuple[str, ...] = (), *, strict: bo
 
     return read_toggles(
         environ=os.environ,
-        folder=Path.cwd(),
+        folder=working_folder(),
         flags=flags,
         config=_plugins_section(config) if config else None,
         config_name=str(config),

@@ -17,6 +17,7 @@ from kvferry.cli.output import (
     print_warnings,
     report_errors,
 )
+from kvferry.folders import working_folder
 from kvferry_plugins.errors import PluginLoadError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def lock_plugins(output: Path | None, config: Path | None, toggles: "Toggles", a
     surveyed = survey_files(toggles)
     raise_all(surveyed.selection.errors)
     lock = surveyed.lock()
-    path = output or lock_path(Path.cwd(), os.environ)
+    path = output or lock_path(working_folder(), os.environ)
     changed = write_lock(path, lock)
     warnings = [*_warnings(surveyed), *_unlockable(surveyed)]
     if as_json:
@@ -79,7 +80,7 @@ def verify_plugins(
     from kvferry.registry.lock_file import lock_path, read_lock
     from kvferry.registry.locking import survey_files
 
-    path = file or lock_path(Path.cwd(), os.environ)
+    path = file or lock_path(working_folder(), os.environ)
     lock = read_lock(path) if file is not None or path.exists() else None
     surveyed = survey_files(toggles)
     raise_all(surveyed.selection.errors)

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvferry.cli.options import make_toggles
+from kvferry.folders import working_folder
+from kvferry.whole_files import one_writer
+from kvferry_plugins.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvferry.registry.records import PluginRecord
@@ -44,10 +47,14 @@ def switch(name: str, where: str | None, *, enabled: bool) -> Switched:
         ConfigError: there is no such plugin, or the file cannot be read or written.
     """
     path = _toggle_file(where)
-    before = _text(path)
-    target = _target(name.strip(), path, enabled=enabled)
-    _write(path, target, enabled=enabled)
-    changed = _text(path) != before
+    try:
+        with one_writer(path):
+            before = _contents(path)
+            target = _target(name.strip(), path, enabled=enabled)
+            _write(path, target, enabled=enabled)
+            changed = _contents(path) != before
+    except TimeoutError as error:
+        raise ConfigError(f"{error}; try again, or end that one") from error
     return Switched(target.name, target.plugins or (target.name,), path, changed, _overruled(target, path, enabled))
 
 
@@ -114,11 +121,11 @@ def _stored_names(path: Path) -> tuple[str, ...]:
 def _toggle_file(where: str | None) -> Path:
     from kvferry.registry.toggle_files import FILE_NAME, project_file, user_file
 
-    project = project_file(Path.cwd(), os.environ)
+    project = project_file(working_folder(), os.environ)
     if where == "project":
-        return project or Path.cwd() / FILE_NAME
+        return project or working_folder() / FILE_NAME
     return project if project and where is None else user_file(os.environ)
 
 
-def _text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+def _contents(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

@@ -11,6 +11,7 @@ import click
 
 from kvferry.cli.options import open_registry, plugin_options
 from kvferry.cli.output import json_option, report_errors
+from kvferry.folders import working_folder
 
 if TYPE_CHECKING:
     from kvferry.integrations.checkpoints import Progress
@@ -102,7 +103,7 @@ def worker(
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     args = load_engine_args(config) if config else parse_engine_args({})
-    lock = wanted_lock(locked, os.environ, Path.cwd())
+    lock = wanted_lock(locked, os.environ, working_folder())
     registry = open_registry(toggles, lock)
     _require_serve_extra()
     from kvferry.serving.worker import WorkerOptions, run_worker

@@ -18,6 +18,7 @@ from kvferry.doctor.plugins import plugin_findings, unavailable_findings
 from kvferry.doctor.probes import Probed, probe_findings, run_probes
 from kvferry.doctor.ucx_copies import copies_findings, find_copies, nixl_versions, version_findings
 from kvferry.doctor.workers import difference_findings, worker_findings
+from kvferry.folders import working_folder
 from kvferry.registry.discovery import Discovery, discover
 from kvferry.registry.inspection import Inspected, inspect_plugins
 from kvferry.registry.load import raise_all
@@ -91,7 +92,7 @@ def examine(
     findings = [
         *plugin_findings(selection, inspected, discovery.warnings),
         *unavailable_findings(inspected),
-        *lock_findings(discovery, selection, environ, Path.cwd()),
+        *lock_findings(discovery, selection, environ, working_folder()),
         *probe_findings(probed, deployment, planned.runtime if planned else None),
         *(plan_findings(planned, _known(selection, environ), _broken(probed)) if planned else ()),
         *cache_folder_findings(_cache_config(request, planned)),

@@ -1,7 +1,5 @@
 """``kvferry.lock``: which plugins a deployment consists of, written and read."""
 
-import os
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,6 +9,7 @@ from typing import Any
 
 from kvferry.registry.plugin_set import KnownPlugin, digest_of
 from kvferry.registry.toggle_files import project_file
+from kvferry.whole_files import replace_file
 from kvferry_plugins.errors import ConfigError
 
 FILE_NAME = "kvferry.lock"
@@ -55,14 +54,10 @@ def write_lock(path: Path, lock: Lock) -> bool:
     try:
         if path.is_file() and path.read_bytes() == text:
             return False
-        target = path.resolve()
         if path.exists() and not path.is_file():  # such as /dev/stdout: not to be replaced by a file
             path.write_bytes(text)
             return True
-        with tempfile.NamedTemporaryFile("wb", dir=target.parent, delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, target.stat().st_mode & 0o777 if target.exists() else 0o644)
-        os.replace(file.name, target)
+        replace_file(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}; name another with --output") from error
     return True

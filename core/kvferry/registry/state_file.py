@@ -1,9 +1,7 @@
 """Remembers how every plugin was when it was last loaded; best effort, and never in the way."""
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -13,6 +11,7 @@ from typing import Any
 
 from kvferry.folders import xdg_folder
 from kvferry.registry.records import Origin, PluginRecord, State
+from kvferry.whole_files import replace_file
 
 _SCHEMA = 1
 
@@ -110,6 +109,4 @@ def _write(path: Path, environment: str, states: Mapping[str, Any]) -> None:
     environments[environment] = {**before, **{name: {**kept.get(name, {}), **state} for name, state in states.items()}}
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema": _SCHEMA, "environments": environments}, indent=1, sort_keys=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+    replace_file(path, text.encode())

@@ -1,7 +1,5 @@
 """Writes one plugin into, or out of, a ``kvferry.toml``, keeping the rest of the file as it is."""
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import tomlkit
 
 from kvferry.registry.toggle_files import parse_layer, read_toml
+from kvferry.whole_files import replace_file
 from kvferry_plugins.errors import ConfigError
 
 
@@ -24,9 +23,10 @@ def set_toggle(path: Path, name: str, *, enabled: bool | None, is_meant: Callabl
     Raises:
         ConfigError: the file holds something else than toggles, or cannot be written.
     """
-    before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if before:
+    before = ""
+    if path.is_file():
         parse_layer(read_toml(path).get("plugins", {}), str(path))
+        before = path.read_bytes().decode()  # with the ends of lines that it has
     document = tomlkit.parse(before)
     section: Any = document.setdefault("plugins", tomlkit.table())
     written = "enable" if enabled else "disable"
@@ -60,10 +60,6 @@ def _add(section: Any, key: str, name: str) -> None:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = path.resolve()
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(file.name, target.stat().st_mode & 0o777 if target.exists() else 0o644)
-        os.replace(file.name, target)
+        replace_file(path, text.encode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}; choose --user or --project") from error

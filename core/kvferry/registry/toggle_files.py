@@ -76,7 +76,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a ``kvferry.toml``. Raises ConfigError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}; mend or remove it") from error
     for key in document:
         if key != "plugins":
