@@ -15,6 +15,7 @@ from kvferry.registry.answers import Answer
 from kvferry.registry.freezing import freeze
 from kvferry.registry.guard import Guard
 from kvferry.registry.observers import Observer, ObserverCounts
+from kvferry.registry.plain_answers import plain
 from kvferry.registry.quoting import message_of, quote
 from kvferry.registry.records import PluginRecord, describe_inactive
 from kvferry.registry.registration import taken_arguments
@@ -195,7 +196,7 @@ class Registry:
 
     def _opinions(self, hook: str, **arguments: Any) -> list[Answer[Any]]:
         with self._watching():
-            answers = [(each, self._ask(each, hook, arguments)) for each in self._implementations[hook]]
+            answers = [(each, self._ask(each, hook, arguments, plain)) for each in self._implementations[hook]]
         return [self._answer(implementation, value) for implementation, value in answers if value is not None]
 
     def _declared(self, hook: str, kind: type[T]) -> list[Answer[T]]:
@@ -231,14 +232,25 @@ class Registry:
         record = self._records[implementation.plugin]
         try:
             if self._guard is None:
-                value = collect(_call(implementation, arguments))
-            else:
-                value = self._guard.ask(record, hook, lambda: collect(_call(implementation, arguments)))
+                return collect(_call(implementation, arguments))
+            return self._guard.ask(record, hook, lambda: collect(_call(implementation, arguments)))
         except TimeIsUpError as error:
             raise self._error(hook, record.name, str(error)) from error
-        except (Exception, SystemExit) as error:
-            raise self._error(hook, record.name, f"raised {type(error).__name__}: {message_of(error)}") from error
-        return value
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise self._error(hook, record.name, self._raised(record, hook, error)) from error
+
+    def _raised(self, record: PluginRecord, hook: str, error: BaseException) -> str:
+        """Say what a hook raised; the text of an error is its code too."""
+        name = type(error).__name__
+        try:
+            text = (
+                message_of(error) if self._guard is None else self._guard.ask(record, hook, lambda: message_of(error))
+            )
+        except TimeIsUpError:
+            text = "<its text does not end>"
+        return f"raised {name}: {text}"
 
     def _answer(self, implementation: _Implementation, value: T) -> Answer[T]:
         record = self._records[implementation.plugin]

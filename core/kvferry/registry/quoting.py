@@ -17,7 +17,7 @@ def quote(value: object) -> str:
     """Like ``repr``, of a few hundred characters, and never raising."""
     try:
         return cut(_short.repr(value), 600)
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
 
 
@@ -30,5 +30,5 @@ def message_of(error: BaseException) -> str:
     """What an error says, cut; an error whose text raises says so."""
     try:
         return cut(str(error))
-    except Exception as another:
+    except (Exception, SystemExit, GeneratorExit) as another:
         return f"<its text raises {type(another).__name__}>"

@@ -71,7 +71,8 @@ class TimeLimit:
 
     def _interrupt(self, _signal: int, _frame: object) -> None:
         if self.left <= 0:
-            raise TimeIsUpError(f"did not end within {self.seconds:g} s")
+            # Whatever it interrupts is no cause of it, and the text of that may be what does not end.
+            raise TimeIsUpError(f"did not end within {self.seconds:g} s") from None
 
 
 class _Watchdog:
