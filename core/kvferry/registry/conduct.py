@@ -27,6 +27,8 @@ class ProcessState:
     path: tuple[str, ...]
     finders: tuple[Any, ...]
     excepthook: Any
+    recursion_limit: int
+    blocked: frozenset[int]
     handlers: tuple[Any, ...]
     locale: str
     filters: tuple[Any, ...]
@@ -44,6 +46,8 @@ def take_state() -> ProcessState:
         tuple(sys.path),
         tuple(sys.meta_path),
         sys.excepthook,
+        sys.getrecursionlimit(),
+        frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         tuple(signal.getsignal(number) for number in _SIGNALS),
         _locale(),
         tuple(warnings.filters),
@@ -87,10 +91,19 @@ def _changes(before: ProcessState, after: ProcessState) -> Iterator[str]:
     if after.path != before.path:
         yield f"changes sys.path: {_names(quote(each) for each in {*before.path} ^ {*after.path}) or 'its order'}"
     if after.finders != before.finders:
-        yield "changes how Python finds modules (sys.meta_path)"
+        is_lost = any(each not in after.finders for each in before.finders)
+        yield f"changes how Python finds modules (sys.meta_path){PUT_BACK if is_lost else ''}"
+        if is_lost:
+            sys.meta_path[:] = before.finders
     if after.excepthook is not before.excepthook:
         yield f"replaces sys.excepthook{PUT_BACK}"
         sys.excepthook = before.excepthook
+    if after.recursion_limit != before.recursion_limit:
+        yield f"sets the recursion limit to {after.recursion_limit}{PUT_BACK}"
+        sys.setrecursionlimit(before.recursion_limit)
+    if after.blocked != before.blocked:
+        yield f"blocks signals{PUT_BACK}"
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.blocked)
     yield from _handlers(before, after)
     if after.locale != before.locale:
         yield f"changes the locale to {quote(after.locale)}{PUT_BACK}"

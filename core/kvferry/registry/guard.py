@@ -1,12 +1,15 @@
 """Stands between a command and the plugins that it loads and asks: time, output, forks and the process's state."""
 
+import atexit
 import contextlib
+import faulthandler
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from kvferry.registry.conduct import PUT_BACK, Remembered, observed
 from kvferry.registry.diversion import Diversion
@@ -19,7 +22,9 @@ T = TypeVar("T")
 
 LIMIT_VARIABLE: Final = "KVFERRY_PLUGIN_IMPORT_SECONDS"
 FORKED_STATUS: Final = 71
-"""How a child ends that a plugin forks while it is imported."""
+"""How a child ends that a plugin forks while it is imported or asked."""
+END_SECONDS: Final = 5.0
+"""For what plugins want to be called when the process ends."""
 
 
 def limit_seconds(environ: Mapping[str, str]) -> float:
@@ -70,7 +75,7 @@ class Guard:
             return
         self._is_watching = True
         try:
-            with self._diversion.open(), self._limit.armed():
+            with self._diversion.open(), self._limit.armed(), _no_ends(), _no_forks():
                 yield
                 _flush_native_output()
         finally:
@@ -86,7 +91,7 @@ class Guard:
                 self._remembered.state = None
                 yield
             else:
-                yield from self._watch_import(tell)
+                yield from self._watch_import(record, tell)
         finally:
             self._limit.end()
             if self._diversion.put_streams_back():
@@ -103,16 +108,25 @@ class Guard:
             return question()
         finally:
             self._limit.end()
+            if _forks:
+                self._note(record, f"its hook {hook} {_told_forks()}")
             if self._diversion.has_output and (printed := self._diversion.take()):
-                what = f"its hook {hook} prints {printed:,} characters when it is asked; log instead"
-                self.notes[f"plugin {record.name!r} ({record.printed_distribution}): {what}"] = None
+                self._note(record, f"its hook {hook} prints {printed:,} characters when it is asked; log instead")
 
-    def _watch_import(self, tell: Callable[[str], None]) -> Iterator[None]:
-        with _no_forks(tell), observed(tell, self._remembered):
+    def _note(self, record: PluginRecord, what: str) -> None:
+        self.notes[f"plugin {record.name!r} ({record.printed_distribution}): {what}"] = None
+
+    def _watch_import(self, record: PluginRecord, tell: Callable[[str], None]) -> Iterator[None]:
+        callbacks = _exit_callbacks()
+        with observed(tell, self._remembered):
             try:
                 yield
             finally:
                 self._limit.end()  # what follows is not the plugin's time
+                if _forks:
+                    tell(_told_forks())
+        if _exit_callbacks() > callbacks:
+            _called_at_exit.append(f"{record.name!r} ({record.printed_distribution})")
         new = set(threading.enumerate()) - self._known_threads
         _stray.update(thread for thread in new if not thread.daemon)
         self._known_threads |= new
@@ -123,15 +137,16 @@ class Guard:
         return is_main and all(thread.name == WATCHDOG_NAME for thread in others)
 
 
-# --- forks -----------------------------------------------------------------------------------------------------------
+# --- forks and ends --------------------------------------------------------------------------------------------------
 
 _forks: list[int] | None = None
-"""Ids of the processes that have forked during the present import; None = none is going on."""
+"""Ids of the processes that have forked since it was told; None = nobody is watched."""
 _is_registered = False
+_exit = os._exit
 
 
 @contextmanager
-def _no_forks(tell: Callable[[str], None]) -> Iterator[None]:
+def _no_forks() -> Iterator[None]:
     """End at once every child that is forked inside: it must not go on as a second command."""
     global _forks, _is_registered
     if not _is_registered:
@@ -142,10 +157,8 @@ def _no_forks(tell: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         if os.getpid() != parent:  # forked by native code
-            os._exit(FORKED_STATUS)
-        forks, _forks = len(_forks), None
-        if forks:
-            tell(f"forks {forks} time(s) (the child was ended)")
+            _exit(FORKED_STATUS)
+        _forks = None
 
 
 def _note_fork() -> None:
@@ -155,7 +168,37 @@ def _note_fork() -> None:
 
 def _end_child() -> None:
     if _forks is not None:
-        os._exit(FORKED_STATUS)
+        _exit(FORKED_STATUS)
+
+
+def _told_forks() -> str:
+    assert _forks is not None
+    number = len(_forks)
+    _forks.clear()
+    return f"forks {number} time(s) (the child was ended)"
+
+
+class PythonEndedError(BaseException):
+    """Raised in the place of an end of this process, which would be the command's."""
+
+
+@contextmanager
+def _no_ends() -> Iterator[None]:
+    """Refuse ``os._exit``; of a crash let Python say at least in which file it was."""
+
+    def refuse(status: int) -> NoReturn:
+        raise PythonEndedError(f"os._exit({quote(status)}), which would have ended this command")
+
+    is_told = faulthandler.is_enabled()
+    if not is_told:
+        faulthandler.enable(2, all_threads=False)
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = _exit
+        if not is_told:
+            faulthandler.disable()
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -171,15 +214,40 @@ _stray: set[threading.Thread] = set()
 """Threads that imports have left behind, which keep Python from ending."""
 
 
+_called_at_exit: list[str] = []
+"""Plugins whose imports have left functions that Python calls when it ends."""
+
+
+def _exit_callbacks() -> int:
+    return getattr(atexit, "_ncallbacks", lambda: 0)()
+
+
 def end_despite_threads(status: object) -> None:
     """End the process here and now if threads that a plugin has left behind would keep it for ever.
+
+    What a plugin wants to be called at the end has some time for it.
 
     Args:
         status: of the SystemExit that is on its way.
     """
-    if not any(thread.is_alive() for thread in _stray):
+    code = status if isinstance(status, int) else int(status is not None)
+    is_kept = any(thread.is_alive() for thread in _stray)
+    if not is_kept and not _called_at_exit:
         return
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))
+    if is_kept:
+        _exit(code)
+    threading.Thread(target=_end_after, args=(code,), name="kvferry-end", daemon=True).start()
+
+
+def _end_after(code: int) -> None:
+    time.sleep(END_SECONDS)
+    text = (
+        f"kvferry: what the import of plugin {', '.join(_called_at_exit)} has left to be called at the end takes more "
+        f"than {END_SECONDS:g} s; this command ends without it\n"
+    )
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
+    _exit(code)
