@@ -1,7 +1,9 @@
 """The group ``kvferry``: its verbs, each imported only when it is run."""
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from typing import Any
 
@@ -42,6 +44,7 @@ class LazyGroup(click.Group):
         try:
             return super().main(*args, **kwargs)
         except SystemExit as error:
+            _end_of_the_answer()
             guard = sys.modules.get("kvferry.registry.guard")
             if guard is not None:
                 guard.end_despite_threads(error.code)
@@ -51,6 +54,16 @@ class LazyGroup(click.Group):
         """Write the verbs' lines."""
         with formatter.section("Commands"):
             formatter.write_dl([(verb, line) for verb, (_, line) in sorted(VERBS.items())])
+
+
+def _end_of_the_answer() -> None:
+    """Send what plugins print from here on, as the process ends, to stderr: a program reads stdout."""
+    stream: Any = sys.stdout
+    if stream is None or stream is not sys.__stdout__:
+        return
+    with contextlib.suppress(OSError, ValueError):  # whoever read it has gone: nothing to keep clean
+        stream.flush()
+        os.dup2(2, stream.fileno())
 
 
 def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
