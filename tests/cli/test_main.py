@@ -153,3 +153,20 @@ def test_a_verb_that_this_installation_lacks_says_so(monkeypatch):
 
     assert result.exit_code == 1
     assert "no verb 'fly'" in result.stderr
+
+
+def test_what_a_plugin_prints_at_the_end_is_not_in_the_answer(tmp_path, monkeypatch):
+    (tmp_path / "parting.py").write_text(
+        "import atexit, os\n"
+        "from kvferry_plugins import hookimpl\n"
+        "atexit.register(print, 'bye', flush=True)\n"
+        "atexit.register(os.write, 1, b'bye')\n"
+        "@hookimpl\n"
+        "def preferred_transceiver_runtime(architecture): return None\n"
+    )
+    (tmp_path / "engine.yaml").write_text("{}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, "-m", "kvferry", "explain", "--config", "engine.yaml", "-p", "parting", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["ok"]
+    assert done.stderr.count("bye") == 2
