@@ -40,7 +40,9 @@ DEFAULT_LENGTHS = (128, 512, 1024, 2048, 4096)
 @click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Rounds that count, a length.")
 @click.option("--prefill-chunk", type=click.IntRange(1), default=256, show_default=True, help="Tokens a step.")
 @click.option("--seed", type=int, default=2026, show_default=True, help="Of the prompts.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write FILE.json, which ui.perfetto.dev opens.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write a trace to FILE; ui.perfetto.dev opens it."
+)
 @json_option
 @report_errors
 @plugin_options

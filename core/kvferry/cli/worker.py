@@ -60,7 +60,7 @@ NOT_READY = {"ready": False, "http": None, "control": None, "pid": None, "metric
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write FILE.json at the end and on SIGUSR2, which ui.perfetto.dev opens.",
+    help="Write a trace to FILE at the end and on SIGUSR2; ui.perfetto.dev opens it.",
 )
 @click.option(
     "--locked",
