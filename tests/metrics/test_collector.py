@@ -164,6 +164,14 @@ def test_openmetrics_is_well_formed_too(read_metrics):
         assert read_metrics(encode(registry).decode(), openmetrics=True)("transfers_total") == 1
 
 
+def test_what_is_counted_as_events_is_no_amount_of_bytes(scrape):
+    with worker_pair() as pair:
+        registry = registry_of(pair.context)
+        hand_over(pair, 1)
+        found = scrape(registry)
+    assert not [event for event in found.labels("protocol_events_total", "event") if "bytes" in event]
+
+
 def test_names_carry_units_and_our_prefix(scrape):
     with worker_pair() as pair:
         registry = registry_of(pair.context)

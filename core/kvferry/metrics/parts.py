@@ -182,7 +182,7 @@ def of_transceiver(dump: Dump) -> Iterator[Metric]:
     )
 
 
-COUNTED_ELSEWHERE = frozenset(("handshakes", "handshakes_refused", "quarantined_receives"))
+COUNTED_ELSEWHERE = frozenset(("bytes_sent", "handshakes", "handshakes_refused", "quarantined_receives"))
 
 
 def _under_way(dump: Dump) -> Iterator[tuple[str, Mapping[str, Any]]]:
