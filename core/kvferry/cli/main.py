@@ -58,9 +58,9 @@ class LazyGroup(click.Group):
 
 def _end_of_the_answer() -> None:
     """Send what plugins print from here on, as the process ends, to stderr: a program reads stdout."""
-    stream: Any = sys.stdout
-    if stream is None or stream is not sys.__stdout__:
+    if sys.stdout is None or sys.stdout is not sys.__stdout__:
         return
+    stream: Any = sys.stdout
     with contextlib.suppress(OSError, ValueError):  # whoever read it has gone: nothing to keep clean
         stream.flush()
         os.dup2(2, stream.fileno())
