@@ -80,6 +80,40 @@ class Waits(Faithful):
         return self.inner.check_gen_transfer_status(max(1, at_least))
 
 
+class NeverWaits(Faithful):
+    def check_gen_transfer_status(self, at_least=0):
+        return self.inner.check_gen_transfer_status(0)
+
+
+class WaitsForEver(Faithful):
+    def check_context_transfer_status(self, at_least=0):
+        found = self.inner.check_context_transfer_status(at_least)
+        while at_least and not found.events:
+            found = self.inner.check_context_transfer_status(at_least)
+        return found
+
+
+class SendsAtOnce(Faithful):
+    """Returns when the bytes have left."""
+
+    def respond_and_send_async(self, request, computed_tokens=None, last=True):
+        super().respond_and_send_async(request, computed_tokens, last)
+        while self.inner.has_inflight_transfer(request):
+            time.sleep(0.01)
+
+
+class KnowsNoRequest(Faithful):
+    """Is asked of one request and answers for all."""
+
+    def has_inflight_transfer(self, request):
+        return not self.inner.check_gen_transfer_complete() or bool(self.inner.status_dump()["sends"])
+
+
+class KeepsReasons(Faithful):
+    def cancel_request(self, request, reason=""):
+        return self.inner.cancel_request(request)
+
+
 class SaysCompleteEarly(Faithful):
     """Believes that what was posted has arrived."""
 
@@ -192,6 +226,11 @@ class AcceptsAfterTheEnd(Faithful):
 FAULTS = {
     "tells each end twice": TellsTwice,
     "waits when it is only asked": Waits,
+    "does not wait when it is told to": NeverWaits,
+    "waits for ever": WaitsForEver,
+    "sends before it returns": SendsAtOnce,
+    "answers for all requests": KnowsNoRequest,
+    "keeps its reasons": KeepsReasons,
     "says complete before it is": SaysCompleteEarly,
     "gives blocks back too early": FreesEarly,
     "hides failures": HidesFailures,

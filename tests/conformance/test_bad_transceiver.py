@@ -12,6 +12,26 @@ from kvferry_plugins.forwarding import contract_members
 EXPECTED = {
     "tells each end twice": ("test_each_end_is_told_once", "the generation status lists requests more than once"),
     "waits when it is only asked": ("test_asking_without_a_number_never_waits", "status with at_least=0 waits"),
+    "does not wait when it is told to": (
+        "test_asking_for_one_waits_for_it[generation]",
+        "the generation status with at_least=1 does not wait for it",
+    ),
+    "waits for ever": (
+        "test_asking_for_one_waits_at_most_the_poll_interval",
+        "the context status waits for an end longer than its poll interval",
+    ),
+    "sends before it returns": (
+        "test_neither_side_waits_for_its_peer",
+        "respond_and_send_async of the context worker waits for it",
+    ),
+    "answers for all requests": (
+        "test_neither_side_waits_for_its_peer",
+        "request 77 is nowhere, and the context worker says that it is in flight",
+    ),
+    "keeps its reasons": (
+        "test_the_context_workers_reason_reaches_the_other_side",
+        "the context worker cancelled because 'the prefill ran out of luck', and the generation worker hears",
+    ),
     "says complete before it is": ("test_nothing_is_complete_before_it_is", "although a write is in flight"),
     "gives blocks back too early": (
         "test_blocks_are_not_given_back_while_a_write_is_in_flight[generation]",

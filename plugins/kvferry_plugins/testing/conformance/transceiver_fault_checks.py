@@ -1,5 +1,6 @@
 """Checks of a transceiver while something goes wrong, as a script says."""
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,8 @@ from kvferry_plugins.transceiver import Capability
 from kvferry_plugins.types import Outcome, Role, TransferRequest
 
 SHORT_MS = 300
+HOURS_MS = 36_000_000
+REASON = "the prefill ran out of luck"
 FOREIGN = "tcp://203.0.113.1:9"
 """No peer of anybody: an address for documentation."""
 
@@ -67,6 +70,45 @@ class FaultChecks(TransceiverSuite):
         self._release(pair)
         self._require(pair, "completed")
         pair.require_equal()
+        self.finish(pair)
+
+    @pytest.mark.parametrize("side", list(Role), ids=str)
+    def test_asking_for_one_waits_for_it(self, run_pair: RunPair, side: Role) -> None:
+        pair = run_pair(Hold(), kv_transfer_poll_interval_ms=HOURS_MS)
+        pair.fetch()
+        self._wait_until_posted(pair)
+        worker = pair.context if side is Role.CONTEXT else pair.generation
+        asking = threading.Thread(target=worker.listen, args=(1,), daemon=True)
+        asking.start()
+        asking.join(self.waits)
+        assert asking.is_alive(), (
+            f"an end is to come, and the {side} status with at_least=1 does not wait for it: an engine that waits spins"
+        )
+        self._release(pair)
+        asking.join(self.patience)
+        assert not asking.is_alive(), f"an end came, and the {side} status with at_least=1 waits for its poll interval"
+        self._require(pair, "completed")
+        self.finish(pair)
+
+    def test_neither_side_waits_for_its_peer(self, run_pair: RunPair) -> None:
+        pair = run_pair(Hold())
+        request = pair.prefill(1)
+        received = pair.admit(request, 11)
+        for worker, call, each in (
+            (pair.generation, pair.generation.transceiver.request_and_receive_async, received),
+            (pair.context, pair.context.transceiver.respond_and_send_async, request),
+        ):
+            returned = within(self.patience, lambda call=call, each=each: call(each))  # type: ignore[misc]
+            assert returned, f"a write hangs, and {call.__name__} of the {worker.role} worker waits for it"
+        self._wait_until_posted(pair)
+        for worker, mine in zip(pair.workers, (request, received), strict=True):
+            other = replace(mine, request_id=77)
+            assert worker.transceiver.has_inflight_transfer(mine), f"a write hangs, not in flight: {worker.role}"
+            assert not worker.transceiver.has_inflight_transfer(other), (
+                f"request 77 is nowhere, and the {worker.role} worker says that it is in flight"
+            )
+        self._release(pair)
+        self._require(pair, "completed")
         self.finish(pair)
 
     def test_a_completion_that_comes_twice_is_one_end(self, run_pair: RunPair) -> None:
@@ -130,6 +172,21 @@ class FaultChecks(TransceiverSuite):
         assert pair.end(pair.generation, 11).outcome == "cancelled"
         pair.context.transceiver.cancel_request(TransferRequest(1, PROMPT))
         assert pair.end(pair.context, 1).outcome == "cancelled"
+        self.finish(pair)
+
+    def test_the_context_workers_reason_reaches_the_other_side(self, run_pair: RunPair) -> None:
+        pair = run_pair()
+        request = pair.prefill(1)
+        pair.context.transceiver.prepare_context_requests([request])
+        received = pair.admit(request, 11)
+        pair.generation.transceiver.request_and_receive_async(received)
+        pair.context.transceiver.cancel_request(request, REASON)
+        event = pair.end(pair.generation, 11)
+        assert event.outcome != "completed", "the context worker cancelled its request, and it completed"
+        assert REASON in str(event.error), (
+            f"the context worker cancelled because {REASON!r}, and the generation worker hears {event.error!r}"
+        )
+        pair.end(pair.context, 1)
         self.finish(pair)
 
     def test_what_was_never_asked_for_is_cancelled_already(self, run_pair: RunPair) -> None:

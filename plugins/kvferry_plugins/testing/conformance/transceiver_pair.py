@@ -136,7 +136,7 @@ class Pair:
         """One side's event of a request, waited for."""
 
         def is_told() -> bool:
-            worker.listen(1)
+            worker.listen()
             return request_id in worker.events
 
         self.wait(is_told, f"the {worker.role} worker never told the end of request {request_id}")
