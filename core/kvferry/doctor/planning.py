@@ -85,7 +85,7 @@ def resolve_here(
         args = parse_engine_args(written, origin=origin)
         spec = load_model_spec(find_configuration(model)) if model else None
         toggled = Toggles(tuple(_layer(plain) for plain in layers))
-        registry = load_registry(toggles=toggled, guard=Guard(limit_here()))
+        registry = load_registry(toggles=toggled, guard=Guard(limit_here(), tells_crashes=False))
         plan = resolve(args, model=spec, registry=registry, environ=os.environ)
         missing = missing_libraries(plan, registry)
     except KvferryError as error:

@@ -56,9 +56,14 @@ class Guard:
 
     A host engine that loads a registry of its own does without: a guard diverts the process's output, uses its alarm
     and puts its environment back.
+
+    Args:
+        seconds: that an import, or an answer of a hook, may take.
+        tells_crashes: whether Python says on stderr where a crash was; no matter where another process tells it.
     """
 
-    def __init__(self, seconds: float = LIMIT_SECONDS) -> None:
+    def __init__(self, seconds: float = LIMIT_SECONDS, *, tells_crashes: bool = True) -> None:
+        self._tells_crashes = tells_crashes
         self._limit = TimeLimit(seconds)
         self._diversion = Diversion()
         self._remembered = Remembered()
@@ -75,7 +80,7 @@ class Guard:
             return
         self._is_watching = True
         try:
-            with self._diversion.open(), self._limit.armed(), _no_ends(), _no_forks():
+            with self._diversion.open(), self._limit.armed(), _no_ends(self._tells_crashes), _no_forks():
                 yield
                 _flush_native_output()
         finally:
@@ -183,21 +188,21 @@ class PythonEndedError(BaseException):
 
 
 @contextmanager
-def _no_ends() -> Iterator[None]:
+def _no_ends(tells_crashes: bool) -> Iterator[None]:
     """Refuse ``os._exit``; of a crash let Python say at least in which file it was."""
 
     def refuse(status: int) -> NoReturn:
         raise PythonEndedError(f"os._exit({quote(status)}), which would have ended this command")
 
-    is_told = faulthandler.is_enabled()
-    if not is_told:
+    tells_crashes = tells_crashes and not faulthandler.is_enabled()
+    if tells_crashes:
         faulthandler.enable(2, all_threads=False)
     os._exit = refuse
     try:
         yield
     finally:
         os._exit = _exit
-        if not is_told:
+        if tells_crashes:
             faulthandler.disable()
 
 

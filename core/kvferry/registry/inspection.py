@@ -111,7 +111,7 @@ def _inspect_here(record: PluginRecord) -> dict[str, Any]:
     from kvferry.registry.selection import Selection
 
     before = set(sys.modules)
-    registry = register_all(Selection((record,)), {}, guard=Guard(limit_here()))
+    registry = register_all(Selection((record,)), {}, guard=Guard(limit_here(), tells_crashes=False))
     new_modules = {name.partition(".")[0] for name in set(sys.modules) - before}
     return {
         "record": _plain(registry.records()[0]),
