@@ -23,6 +23,8 @@ FAULTS = {
     "turns disaggregation on": {"at_import": "DEFAULTS = {'cache_transceiver_config': {'backend': 'UCX'}}"},
     "unknown setting": {"at_import": "DEFAULTS = {'kv_cache_config': {'block_tokens': 64}}"},
     "wrong type": {"at_import": "DEFAULTS = {'kv_cache_config': {'tokens_per_block': 'many'}}"},
+    "no section": {"at_import": "DEFAULTS = {'kv_cache_config': None}"},
+    "asks the environment": {"runtime": "if architecture == 'BadForCausalLM': return os.getenv('BAD', 'CPP')"},
     "not plain": {"at_import": "DEFAULTS = {'kv_cache_config': {'tokens_per_block': object}}"},
     "dice": {"runtime": "if architecture == 'BadForCausalLM': return random.choice(['PYTHON', 'CPP'])"},
     "needs a config": {"runtime": "layers = pretrained_config['architectures']"},

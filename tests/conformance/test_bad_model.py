@@ -14,6 +14,8 @@ EXPECTED = {
     ),
     "unknown setting": ("test_its_defaults_are_a_configuration", "block_tokens"),
     "wrong type": ("test_its_defaults_are_a_configuration", "tokens_per_block"),
+    "no section": ("test_its_defaults_are_a_configuration", "kv_cache_config = None is of no setting"),
+    "asks the environment": ("test_it_does_nothing_beside[asking-environment]", "by the environment: it reads BAD"),
     "not plain": ("test_its_defaults_are_a_configuration", "kv_cache_config.tokens_per_block is <class 'object'>"),
     "dice": ("test_the_same_question_gets_the_same_answer", "and asked again"),
     "needs a config": ("test_it_has_the_opinions", "raised TypeError: 'NoneType' object is not subscriptable"),

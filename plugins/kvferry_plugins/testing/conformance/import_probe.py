@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,14 +61,16 @@ class Watch:
     def __init__(self) -> None:
         self._noted: dict[str, list[str]] = {}
         self._on = False
+        self._asking = False
         sys.addaudithook(self._hear)
+        _hear_of_reads(self._read)
         # A child would go on as a second probe.
         os.register_at_fork(after_in_child=lambda: os._exit(0))
 
-    def stage(self, function: Any) -> dict[str, list[str]]:
-        """Run a function, and return what it did beside, aspect by aspect."""
+    def stage(self, function: Any, *, asking: bool = False) -> dict[str, list[str]]:
+        """Run a function, and return what it did beside, aspect by aspect; while it is asked, reading counts, too."""
         self._noted, before = {}, _state()
-        self._on = True
+        self._on, self._asking = True, asking
         try:
             function()
         finally:
@@ -92,8 +94,33 @@ class Watch:
         elif event == "open" and _writes(arguments):
             self._note("files", f"opened a file to write: {arguments[0]}")
 
+    def _read(self, name: object) -> None:
+        what = f"answers by the environment: it reads {name}"
+        if self._on and self._asking and what not in self._noted.get("environment", ()) and not _is_importing():
+            self._note("environment", what)
+
     def _note(self, aspect: str, what: str) -> None:
         self._noted.setdefault(aspect, []).append(what)
+
+
+def _hear_of_reads(hear: Callable[[object], None]) -> None:
+    kind: Any = type(os.environ)
+    plain = kind.__getitem__
+
+    def getitem(self: Any, name: Any) -> Any:
+        hear(name)
+        return plain(self, name)
+
+    kind.__getitem__ = getitem
+
+
+def _is_importing() -> bool:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+    return False
 
 
 def _writes(arguments: tuple[Any, ...]) -> bool:
@@ -185,7 +212,7 @@ def main() -> None:
     plugin: Any = sys.modules[module]
     for name in attribute.split(".") if attribute else ():
         plugin = getattr(plugin, name)
-    found[STAGES[1]] = watch.stage(lambda: _ask(plugin, questions))
+    found[STAGES[1]] = watch.stage(lambda: _ask(plugin, questions), asking=True)
     report.write_text(json.dumps(found))
     os._exit(0)
 
