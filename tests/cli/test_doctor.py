@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner
 
-from kvferry.cli.finding_lines import printable
+from kvferry.cli.output import printable
 from kvferry.cli.main import main
 
 
@@ -184,12 +184,13 @@ def test_neither_torch_nor_a_transport_is_imported_by_the_command_itself():
         "import sys; from kvferry.cli.main import main\n"
         "try:\n    main(['doctor', '--backend', 'UCX'])\n"
         "except SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'nixl', 'libucx', 'mpi4py', 'mooncake', 'kvferry_native', 'numpy'} & set(sys.modules)))"
+        "print(sorted({'torch', 'nixl', 'libucx', 'mpi4py', 'mooncake', 'kvferry_native', 'numpy'} & set(sys.modules)), "
+        "file=sys.stderr)"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stderr.splitlines()[-1] == "[]"
 
 
 def test_a_variable_that_is_no_text_is_no_stumbling_block(monkeypatch):

@@ -9,6 +9,7 @@ from itertools import groupby
 
 import click
 
+from kvferry.cli.output import printable
 from kvferry.doctor.findings import Finding, Severity, count, together
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan", Severity.OK: "green"}
@@ -66,11 +67,6 @@ def _folded(text: str, width: int) -> list[str]:
 
 def _indented(line: str) -> str:
     return f"{' ' * (_INDENT + _SEVERITY)}{line}"
-
-
-def printable(text: str) -> str:
-    """Take out what would move a terminal's cursor: some of it was said by strangers."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _counted(number: int, noun: str) -> str:

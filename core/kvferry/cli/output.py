@@ -86,7 +86,7 @@ def print_json(value: Mapping[str, object]) -> None:
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print warnings on stderr, a line each."""
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(f"warning: {printable(warning)}", err=True)
 
 
 def print_errors(errors: Iterable[Exception]) -> None:
@@ -105,9 +105,15 @@ def error_items(error: BaseException) -> list[dict[str, str | None]]:
 
 def paragraph(error: BaseException) -> str:
     """Say what is wrong, where, and what to do."""
+    message = "\n".join(map(printable, _message(error).split("\n")))
     if isinstance(error, KvferryError):
-        return f"kvferry: {_message(error)}"
-    return f"kvferry stopped on an error of its own, {_message(error)}; run `kvferry --debug …` for the traceback"
+        return f"kvferry: {message}"
+    return f"kvferry stopped on an error of its own, {message}; run `kvferry --debug …` for the traceback"
+
+
+def printable(text: str) -> str:
+    """Take out what would move a terminal's cursor: some of it was said by strangers."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
 
 
 def exit_status(error: BaseException) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvferry.cli.finding_lines import printable
+from kvferry.cli.output import printable
 from kvferry.cli.plan_tables import written
 from kvferry.preflight.verdicts import Verdict, count
 
