@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner
 
-from kvferry.cli.output import printable
 from kvferry.cli.main import main
+from kvferry.cli.output import printable
 
 
 @pytest.fixture(autouse=True)
@@ -184,8 +184,8 @@ def test_neither_torch_nor_a_transport_is_imported_by_the_command_itself():
         "import sys; from kvferry.cli.main import main\n"
         "try:\n    main(['doctor', '--backend', 'UCX'])\n"
         "except SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'nixl', 'libucx', 'mpi4py', 'mooncake', 'kvferry_native', 'numpy'} & set(sys.modules)), "
-        "file=sys.stderr)"
+        "heavy = {'torch', 'nixl', 'libucx', 'mpi4py', 'mooncake', 'kvferry_native', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
