@@ -131,7 +131,7 @@ class _Selector:
     def _disable(self, layer: Layer, name: str) -> None:
         meaning = self._names.meaning(name)
         if meaning.problem:
-            self._refuse(layer, "disable", meaning.problem)
+            self._errors.append(ConfigError(f"{layer.source}: {meaning.problem}", setting="plugins.disable"))
         elif not meaning.plugins:
             self._report_unknown(layer, name, "disable", is_error=layer.is_flag)
         for each in meaning.plugins:
@@ -152,7 +152,7 @@ class _Selector:
             meaning = Meaning(self._inject(name))
         found = meaning.plugins
         if meaning.problem:
-            self._refuse(layer, key, meaning.problem)
+            self._errors.append(ConfigError(f"{layer.source}: {meaning.problem}", setting=f"plugins.{key}"))
         elif not found:
             self._report_unknown(layer, name, key, is_error=True)
         elif len(found) > 1 and (meaning.distribution is None or key.startswith("prefer")):
