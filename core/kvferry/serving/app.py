@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable
-from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -69,7 +68,7 @@ def make_app(service: Service) -> Starlette:
 
     tell_status = Aside("status", lambda: json.dumps(service.status(), default=plain), ANSWER_SECONDS)
     tell_metrics = [
-        Aside("metrics", partial(scrape, service.metrics, accept), ANSWER_SECONDS)
+        Aside("metrics", lambda accept=accept: scrape(service.metrics, accept), ANSWER_SECONDS)  # type: ignore[misc]
         for accept in ("", f"{OPENMETRICS}; version=1.0.0")
     ]
 
