@@ -116,7 +116,11 @@ class TransferAgent(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop and release everything; idempotent."""
+        """Stop and release everything; idempotent.
+
+        Afterwards ``poll`` gives nothing, ``deregister`` and ``disconnect`` do nothing, and what needs the transport
+        raises TransferError.
+        """
 
 
 class BlockTransferAgent(TransferAgent):

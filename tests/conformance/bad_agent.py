@@ -175,6 +175,15 @@ class CloseOnce(ToyTcpAgent):
         super().close()
 
 
+class RefusesAfterClose(ToyTcpAgent):
+    """Is asked to forget what it has forgotten, and complains."""
+
+    def deregister(self, registration):
+        if self._epoll.closed:
+            raise TransferError("this agent is closed")
+        super().deregister(registration)
+
+
 class _Suite(TransferAgentConformance):
     agent = ToyTcpAgent
 

@@ -69,6 +69,10 @@ FOUND = {
         "test_close_is_final_and_may_be_called_again",
         "close must be idempotent; the second raised ValueError",
     ),
+    "RefusesAfterClose": (
+        "test_close_is_final_and_may_be_called_again",
+        "deregister of a closed agent must do nothing; it said TransferError: this agent is closed",
+    ),
 }
 """The planted fault → the check that finds it, and the words that name it."""
 

@@ -62,6 +62,7 @@ class AgentCalls:
         self._memory: Bytes = np.zeros(0, dtype=np.uint8)
         self._nbytes = 0
         self._registrations: list[RegistrationId] = []
+        self._given_back: list[RegistrationId] = []
         self._completions: list[Completion] = []
         self._woken = False
         self._peers: list[PeerId] = []
@@ -254,6 +255,7 @@ class AgentCalls:
         """Close the agent and keep it, to see how it behaves afterwards."""
         self.progress = Progress.STILL
         self.agent.close()
+        self._given_back, self._registrations = self._registrations, []
 
     def try_after_close(self, peer: PeerId) -> dict[str, str]:
         """Say what each method does by now: nothing, an answer's repr, or its error."""
@@ -264,6 +266,7 @@ class AgentCalls:
             "connect": lambda: self.agent.connect(b"anybody"),
             "submit": lambda: self.agent.submit(peer, one, one, one),
             "disconnect": lambda: self.agent.disconnect(peer),
+            "deregister": lambda: self.agent.deregister(self._given_back[0]),
             "poll": self.agent.poll,
             "close": self.agent.close,
         }

@@ -27,7 +27,8 @@ class CloseChecks(AgentSuite):
             said = pair.writer.try_after_close(pair.peer)
             assert said["close"] == "nothing", f"close must be idempotent; the second raised {said['close']}"
             assert said["poll"] == "[]", f"poll of a closed agent must give []; it said {said['poll']}"
-            assert said["disconnect"] == "nothing", f"disconnect after close must do nothing: {said['disconnect']}"
+            for method in ("disconnect", "deregister"):
+                assert said[method] == "nothing", f"{method} of a closed agent must do nothing; it said {said[method]}"
             for method in ("register", "local_descriptor", "connect", "submit"):
                 assert said[method].startswith("TransferError"), (
                     f"{method} of a closed agent must raise a TransferError; it said {said[method]}"
