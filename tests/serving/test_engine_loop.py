@@ -344,6 +344,21 @@ def test_a_job_that_computes_hears_of_the_end_of_its_transfer_at_its_next_step(b
     assert heard == [5]
 
 
+def test_a_stop_that_comes_as_a_turn_begins_is_not_slept_through(bench, monkeypatch):
+    clear = bench.bell.clear
+
+    def stop_then_clear():
+        monkeypatch.setattr(bench.bell, "clear", clear)
+        stopper = threading.Thread(target=bench.loop.stop, args=(0,))
+        stopper.start()
+        stopper.join()
+        clear()
+
+    monkeypatch.setattr(bench.bell, "clear", stop_then_clear)
+    bench.bell.set()
+    bench.wait(lambda: not bench.loop.alive)
+
+
 # --- what operators are told -----------------------------------------------------------------------------------------
 
 

@@ -131,7 +131,7 @@ class EngineLoop:
         if self._ready:
             self._step(self._ready.popleft())
             self.pulse.rest()
-        else:
+        elif not self._stopping:  # asked after the bell is cleared: a stop may have rung it before
             self.pulse.rest()
             self._bell.wait(LOOK_SECONDS if self._asleep or self._suspended else None)
 
