@@ -136,6 +136,14 @@ def test_module_forces_a_module_even_where_a_plugin_has_the_name():
     assert names["module:acme"] == "acme"
 
 
+def test_a_module_that_is_not_there_is_said_to_be_that():
+    (error,) = chosen(*flag_layers(["module:gone"])).errors
+
+    assert str(error) == (
+        "-p module:gone: there is no such module; is its folder in PYTHONPATH, or its package installed?"
+    )
+
+
 @pytest.mark.parametrize("flag", ["", "  ", "no:", "module:"])
 def test_a_flag_that_names_nothing_is_an_error(flag):
     with pytest.raises(ConfigError, match="names no plugin"):

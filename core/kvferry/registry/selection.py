@@ -180,8 +180,11 @@ class _Selector:
         self._errors.append(ConfigError(f"{layer.source}: {key} names {problem}", setting=f"plugins.{key}"))
 
     def _report_unknown(self, layer: Layer, name: str, key: str, *, is_error: bool) -> None:
-        nearest = self._names.nearest(name)
-        message = f"{layer.source}: {key} names the plugin {name!r}, which is not installed; {nearest}"
+        if layer.is_flag and name.startswith("module:"):
+            message = f"{layer.source}: there is no such module; is its folder in PYTHONPATH, or its package installed?"
+        else:
+            nearest = self._names.nearest(name)
+            message = f"{layer.source}: {key} names the plugin {name!r}, which is not installed; {nearest}"
         if is_error:
             self._errors.append(ConfigError(message, setting=f"plugins.{key}"))
         else:
