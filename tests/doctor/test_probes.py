@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +8,7 @@ from kvferry.doctor.findings import Severity
 from kvferry.doctor.probes import probe_findings, run_probes
 from kvferry.registry.discovery import discover
 from kvferry.registry.inspection import inspect_plugins
+from kvferry.registry.records import Origin
 from kvferry.registry.survey import survey
 from kvferry.registry.toggles import Toggles
 
@@ -83,6 +85,15 @@ def test_whatever_a_probe_does_instead_is_a_finding_about_its_plugin(probe, back
     assert words in finding.what
     assert (finding.plugin, finding.distribution) == ("odd_probes", "odd-probes 0.3")
     assert "odd-probes 0.3" in finding.fix
+
+
+def test_whoever_brought_a_broken_plugin_by_a_flag_is_told_of_the_flag(inspected):
+    (probed,) = run_probes(inspected, only="THROW", timeout=20)
+    record = replace(probed.record, origin=Origin.INJECTED, distribution="(injected)")
+
+    (finding,) = probe_findings([replace(probed, record=record)], Deployment())
+
+    assert finding.fix == "mend odd_probes, or leave its -p out"
 
 
 def test_megabytes_on_both_streams_do_not_spoil_an_answer(probe):

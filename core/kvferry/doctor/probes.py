@@ -9,7 +9,7 @@ from kvferry.doctor.findings import Area, Finding, Severity
 from kvferry.doctor.ucx_copies import loaded_copies
 from kvferry.registry.inspection import Declared, Inspected
 from kvferry.registry.isolation import Call, Ending, call_isolated
-from kvferry.registry.records import PluginRecord
+from kvferry.registry.records import Origin, PluginRecord
 
 AT_ONCE = 4
 _SHAPE: Mapping[str, type | tuple[type, ...]] = {
@@ -166,8 +166,10 @@ def _missing(each: Probed, severity: Severity) -> Finding:
 def _broken(each: Probed, severity: Severity) -> Finding:
     what = f"its probe {each.failure}" if each.declared.kind == "backend" else f"its library {each.failure}"
     said = f"the last that it printed: {each.output[-1]}" if each.output else ""
-    by = each.record.printed_distribution
-    fix = f"tell the author of {by}; until then: kvferry plugins disable {each.record.name}"
+    by, name = each.record.printed_distribution, each.record.name
+    fix = f"tell the author of {by}; until then: kvferry plugins disable {name}"
+    if each.record.origin is Origin.INJECTED:
+        fix = f"mend {name}, or leave its -p out"
     if each.declared.kind == "runtime":
         fix = f"install it again: {each.declared.install}"
     return _about(each, severity, what, cause=said, fix=fix)
