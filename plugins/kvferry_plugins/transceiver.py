@@ -108,7 +108,7 @@ class TransferAgent(ABC):
 
     @abstractmethod
     def wakeup_fd(self) -> int | None:
-        """A descriptor that turns readable when ``poll`` has work, or None: then it is polled while work is known."""
+        """One descriptor that turns readable when ``poll`` has work, or None: then it is polled while work is known."""
 
     @abstractmethod
     def fence(self, peer: PeerId) -> Fence:

@@ -175,6 +175,13 @@ class CloseOnce(ToyTcpAgent):
         super().close()
 
 
+class AnotherDescriptor(ToyTcpAgent):
+    """Gives a new wake-up descriptor whenever it is asked, which nobody closes."""
+
+    def wakeup_fd(self):
+        return os.dup(super().wakeup_fd())
+
+
 class RefusesAfterClose(ToyTcpAgent):
     """Is asked to forget what it has forgotten, and complains."""
 

@@ -69,6 +69,10 @@ FOUND = {
         "test_close_is_final_and_may_be_called_again",
         "close must be idempotent; the second raised ValueError",
     ),
+    "AnotherDescriptor": (
+        "test_the_wake_up_descriptor_wakes_whoever_sleeps_on_it",
+        "it is one descriptor for the agent's life",
+    ),
     "RefusesAfterClose": (
         "test_close_is_final_and_may_be_called_again",
         "deregister of a closed agent must do nothing; it said TransferError: this agent is closed",

@@ -31,9 +31,11 @@ class IdleChecks(AgentSuite):
                 "has_wakeup = False was declared, and wakeup_fd gives a descriptor"
             )
             return
-        assert isinstance(pair.writer.facts()["wakeup_fd"], int), (
+        first, again = (pair.writer.facts()["wakeup_fd"] for _ in range(2))
+        assert isinstance(first, int), (
             "wakeup_fd gives no descriptor: declare has_wakeup = False, if the transport has none"
         )
+        assert first == again, f"wakeup_fd gives {first} and then {again}: it is one descriptor for the agent's life"
         for side in (pair.writer, pair.target):
             side.set_progress(Progress.WOKEN)
         for transfer in (pair.write_all(), pair.write([1], [1], [1])):
