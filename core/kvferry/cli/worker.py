@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvferry.cli.kept_stdout import kept_stdout
 from kvferry.cli.options import open_registry, plugin_options
-from kvferry.cli.output import json_option, report_errors
+from kvferry.cli.output import json_option, print_warnings, report_errors
 from kvferry.folders import working_folder
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ def worker(
     from kvferry.serving.worker import WorkerOptions, run_worker
     from kvferry_plugins.types import Role
 
-    for warning in registry.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_warnings(registry.warnings)
     options = WorkerOptions(Role(role), model, host, port, control_bind, prefill_chunk, drain_seconds, threads)
     options = replace(
         options,
@@ -119,11 +119,12 @@ def worker(
         stall_seconds=stall_seconds,
         trace=trace,
     )
-    raise SystemExit(
-        run_worker(
-            options, args, registry, progress=tell_progress(), on_ready=lambda at: _print_ready(at, role, as_json)
-        )
-    )
+    with kept_stdout() as stdout:
+
+        def tell_ready(ready: "Ready") -> None:
+            print(_ready_line(ready, role, as_json), file=stdout, flush=True)
+
+        raise SystemExit(run_worker(options, args, registry, progress=tell_progress(), on_ready=tell_ready))
 
 
 def tell_progress() -> "Progress":
@@ -153,10 +154,8 @@ def _require_serve_extra() -> None:
         )
 
 
-def _print_ready(ready: "Ready", role: str, as_json: bool) -> None:
+def _ready_line(ready: "Ready", role: str, as_json: bool) -> str:
     if as_json:
-        click.echo(json.dumps({"ready": True, "role": role, **asdict(ready)}))
-    else:
-        metrics = f", metrics {ready.metrics}" if ready.metrics else ""
-        click.echo(f"{role} worker ready: {ready.http} (control {ready.control}, pid {ready.pid}{metrics})")
-    sys.stdout.flush()
+        return json.dumps({"ready": True, "role": role, **asdict(ready)})
+    metrics = f", metrics {ready.metrics}" if ready.metrics else ""
+    return f"{role} worker ready: {ready.http} (control {ready.control}, pid {ready.pid}{metrics})"
