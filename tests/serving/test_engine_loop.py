@@ -1,5 +1,6 @@
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,14 +16,13 @@ from kvferry_plugins.types import DisaggregatedParams, Role, TransferEvent, Tran
 class Transfers:
     """Outcomes that a test delivers."""
 
-    events: list = field(default_factory=list)
+    events: deque = field(default_factory=deque)
 
     def check_context_transfer_status(self, at_least=0):
         return TransferStatus()
 
     def check_gen_transfer_status(self, at_least=0):
-        events, self.events = tuple(self.events), []
-        return TransferStatus(events=events)
+        return TransferStatus(events=tuple(self.events.popleft() for _ in range(len(self.events))))
 
 
 @dataclass
