@@ -231,7 +231,7 @@ def test_plugins_that_one_side_leaves_out_are_a_warning_that_says_how_to_turn_th
     found = verdicts(pair)["plugins"]
     assert (found.verdict, found.context, found.generation) == (Verdict.WARNING, {"acme": "(injected)"}, {})
     assert [change.line for change in found.changes] == [
-        "plugins: {enable: [acme]}",
+        "plugins: {enable: [acme]}, in the place of what disables it",
         "plugins: {disable: [acme]}",
     ]
     assert found.reason.startswith("install and turn on the same plugins")

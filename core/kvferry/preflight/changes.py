@@ -75,7 +75,7 @@ def _plugins(side: Side, other: Side) -> str | None:
     wanted = {name: theirs[name] for name in sorted(theirs) if mine.get(name) != theirs[name]}
     lines = [f"plugins: {{disable: [{', '.join(extra)}]}}"] if extra else []
     if wanted and not (side.running or other.running):  # one installation, so it is only turned off
-        lines.append(f"plugins: {{enable: [{', '.join(wanted)}]}}")
+        lines.append(f"plugins: {{enable: [{', '.join(wanted)}]}}, in the place of what disables it")
     elif wanted:
         lines.append(f"install {', '.join(dict.fromkeys(wanted.values()))}")
     return " and ".join(lines) or None

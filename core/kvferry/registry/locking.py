@@ -78,7 +78,9 @@ def require_loaded(path: Path, lock: Lock, registry: Registry) -> None:
     records = (registry.record(plugin.name) for plugin in lock.plugins)
     failed = [record for record in records if record is not None and not record.is_active]
     if failed:
-        raise _refusal(path, len(failed), [record.describe() for record in failed], failed[0].name)
+        fix = "mend or reinstall it, or lock again without it"
+        told = [f"{record.describe()}; {fix}" for record in failed]
+        raise _refusal(path, len(failed), told, failed[0].name)
 
 
 def _refusal(path: Path, number: int, told: Sequence[str], first: str) -> PluginLoadError:
