@@ -6,6 +6,7 @@ Run as a suite of its own (``test_planted_faults.py`` does): one class a fault, 
 import contextlib
 import ctypes
 import os
+import select
 import threading
 import time
 
@@ -21,10 +22,16 @@ from kvferry_plugins.types import AgentSpec
 class EarlyCompletion(ToyTcpAgent):
     """Says ok as soon as the bytes have left, not when they are at the target."""
 
+    def __init__(self, spec):
+        super().__init__(spec)
+        self._bell = os.eventfd(0)  # the sockets may have nothing to say while the target reads nothing
+        self._epoll.register(self._bell, select.EPOLLIN)
+
     def submit(self, peer, src, dst, nbytes):
         transfer = super().submit(peer, src, dst, nbytes)
         self._ended.append(Completion(transfer, ok=True))
         self._peers[peer].in_flight.discard(transfer)
+        os.eventfd_write(self._bell, 1)
         return transfer
 
 

@@ -6,6 +6,7 @@ import pytest
 from .planted import run_suites
 
 HERE = Path(__file__).parent
+TRIES = 3
 TOY = HERE.parents[1] / "examples" / "toytcp-kvferry"
 
 FOUND = {
@@ -87,8 +88,21 @@ def reported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad_agent")
     shutil.copy(HERE / "bad_agent.py", folder / "test_bad.py")
     sound = dict.fromkeys(f"test_bad.py::TestToyTcpAgent::{check}" for check, _ in FOUND.values())
-    names = [*(f"test_bad.py::Test{fault}::{check}" for fault, (check, _) in FOUND.items()), *sound]
-    return run_suites(folder, names=names, variables={"PYTHONPATH": str(TOY)})
+    named = {fault: f"test_bad.py::Test{fault}::{check}" for fault, (check, _) in FOUND.items()}
+    verdicts = run_suites(folder, names=[*named.values(), *sound], variables={"PYTHONPATH": str(TOY)})
+    missed = [fault for fault in FOUND if not is_named(verdicts, fault)]
+    for _ in range(TRIES - 1 if missed else 0):  # what a busy machine hides, another run shows
+        again = run_suites(folder, names=[named[fault] for fault in missed], variables={"PYTHONPATH": str(TOY)})
+        verdicts |= again
+        missed = [fault for fault in missed if not is_named(verdicts, fault)]
+        if not missed:
+            break
+    return verdicts
+
+
+def is_named(verdicts, fault):
+    check, words = FOUND[fault]
+    return words in (verdicts.get(f"Test{fault}", {}).get(check) or "")
 
 
 @pytest.mark.parametrize("fault", FOUND)
