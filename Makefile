@@ -33,8 +33,9 @@ $(STAMP): pyproject.toml constraints.txt Makefile $(NATIVE_SOURCES) | $(BIN)/pip
 demo: $(STAMP) ## Prefill in one process, decode in another: SmolLM2 over NIXL
 	$(BIN)/kvferry demo $(ARGS)
 
+# Two tests at a time on two cores: torch's threads would wait for each other, and spin.
 test: $(STAMP) ## All tests but the faults (under 15 minutes on two cores)
-	$(BIN)/python -m pytest --ignore=tests/faults -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/faults -n 2 --dist loadfile $(ARGS)
 
 faults: $(STAMP) ## Every fault scenario on every pair, 20 rounds each (about an hour; CI runs ROUNDS=1)
 	KVFERRY_FAULT_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest tests/faults $(ARGS)

@@ -32,8 +32,13 @@ def _own_settings(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def hears_interrupts():
-    """For ``preexec_fn``: a shell's background job ignores Ctrl-C, and so would all that it starts."""
-    return lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """For ``preexec_fn``: a shell's background job ignores Ctrl-C, one under nohup SIGHUP, and so would their own."""
+
+    def hear() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    return hear
 
 
 @pytest.fixture

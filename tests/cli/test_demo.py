@@ -109,9 +109,15 @@ def test_what_the_workers_refuse_is_one_paragraph_without_their_logs():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
-def test_a_signal_leaves_nothing_behind(tmp_path, number):
-    environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(COMMAND, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def test_a_signal_leaves_nothing_behind(tmp_path, number, hears_interrupts):
+    process = subprocess.Popen(
+        COMMAND,
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hears_interrupts,
+    )
     deadline = time.monotonic() + 60
     while len(children := psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
