@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
@@ -223,9 +224,15 @@ def of_worker(plan: Plan, dump: Dump) -> Iterator[Metric]:
         "instance": dump.get("instance"),
         "rank": ranks.get("rank", 0),
         "ranks": ranks.get("size", 1),
-        "version": importlib.metadata.version("kvferry"),
+        "version": _version(),
     }
     yield info("worker", "What this worker is", [facts])
+
+
+@cache
+def _version() -> str:
+    """Read from disk once, not at each scrape."""
+    return importlib.metadata.version("kvferry")
 
 
 def _plain(value: object) -> str:
