@@ -46,8 +46,9 @@ def resolve(distributions: tuple[int, ...], plugins: tuple[int, ...], rounds: in
 
 
 def _print(found: "list[Decided]", growth: "Growth") -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from kvferry.cli.bench_tables import wide_console
 
     table = Table(
         "distributions", "model plugins", "plugins list, ms", "imports", "explain, ms", "load, ms", "one resolution, ms"
@@ -57,7 +58,7 @@ def _print(found: "list[Decided]", growth: "Growth") -> None:
         told = (f"{seconds * 1e3:.2f}" for seconds in times)
         imports = ", ".join(each.list_imports) or "none"
         table.add_row(str(each.distributions), str(each.plugins), f"{each.list_seconds * 1e3:.2f}", imports, *told)
-    Console().print(table)
+    wide_console().print(table)
     click.echo(
         f"one more distribution: plugins list {growth.list_microseconds_a_distribution:.0f} µs, "
         f"explain {growth.explain_microseconds_a_distribution:.0f} µs\n"
